@@ -1,0 +1,1 @@
+"""Callbacks of the suite; imported as ``lightning_dalle.callbacks``."""

@@ -1,0 +1,1 @@
+"""PyTorch Lightning plugin suite for training generative image and video models."""

@@ -1,0 +1,1 @@
+"""Feature extractors and scores of generated images."""

@@ -1,0 +1,1 @@
+"""LightningModules: losses, schedules and logging around the plain networks."""

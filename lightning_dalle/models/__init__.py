@@ -1,0 +1,1 @@
+"""Plain torch networks and their frozen configurations, written for one device."""

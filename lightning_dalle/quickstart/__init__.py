@@ -1,0 +1,1 @@
+"""The whole recipe, from captions to ranked and scored pictures, in one resumable run."""

@@ -1,0 +1,1 @@
+"""Strategies of the suite; imported as ``lightning_dalle.strategies``."""
