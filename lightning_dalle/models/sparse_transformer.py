@@ -1,0 +1,220 @@
+"""The text-to-image transformer of Zero-Shot Text-to-Image Generation (Ramesh et al. 2021, section 2.2)."""
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lightning_dalle.ops.attention import AttentionPattern, PatternKind, attend
+from lightning_dalle.ops.key_value_cache import KeyValueCache
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseTransformerConfig:
+    """Sizes of a `SparseTransformer`; the defaults are the paper's, 12e9 parameters.
+
+    Args:
+        text_tokens: Positions of a caption, padding included.
+        text_vocabulary_size: Ids of captions are below it; id 0 is padding.
+        grid_height: Rows of image tokens.
+        convolution_kernel_size: Side of the last layer's causal window, odd.
+        activation_checkpointing: Recompute each layer in the backward pass instead of keeping its activations.
+
+    Raises:
+        ValueError: If a size is below 1 or the kernel size is even.
+    """
+
+    depth: int = 64
+    num_heads: int = 62
+    head_dim: int = 64
+    text_tokens: int = 256
+    text_vocabulary_size: int = 16384
+    grid_height: int = 32
+    grid_width: int = 32
+    image_vocabulary_size: int = 8192
+    convolution_kernel_size: int = 11
+    activation_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name != "activation_checkpointing" and getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} ({getattr(self, field.name)}) must be at least 1")
+        if self.convolution_kernel_size % 2 == 0:
+            raise ValueError(f"convolution_kernel_size ({self.convolution_kernel_size}) must be odd")
+
+    @property
+    def width(self) -> int:
+        """Features of the residual stream."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of one image."""
+        return self.grid_height * self.grid_width
+
+    def pattern(self, layer: int) -> AttentionPattern:
+        """Attention of the 0-based `layer`: row, column, row, row, repeated; the last is convolutional."""
+        kind: PatternKind = "column" if layer % 4 == 1 else "row"
+        if layer == self.depth - 1:
+            kind = "convolution"
+        # Start of text and start of image stand at both ends of the text block.
+        text_length = self.text_tokens + 2
+        return AttentionPattern(kind, text_length, self.grid_height, self.grid_width, self.convolution_kernel_size)
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention under one pattern, with one fused projection."""
+
+    def __init__(self, config: SparseTransformerConfig, pattern: AttentionPattern) -> None:
+        super().__init__()
+        self.pattern = pattern
+        self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.query_key_value = nn.Linear(config.width, 3 * config.width)
+        self.output = nn.Linear(config.width, config.width)
+
+    def forward(self, hidden: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        projected = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, self.head_dim))
+        query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)  # each [batch, heads, length, head_dim]
+        attended = attend(query, key, value, self.pattern) if cache is None else cache.attend(query, key, value)
+        return self.output(attended.transpose(1, 2).flatten(2))
+
+
+class TransformerLayer(nn.Module):
+    """Two pre-normalised residual blocks: attention, then a GELU network four times as wide."""
+
+    def __init__(self, config: SparseTransformerConfig, pattern: AttentionPattern) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.width)
+        self.attention = SelfAttention(config, pattern)
+        self.feed_forward_norm = nn.LayerNorm(config.width)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(config.width, 4 * config.width), nn.GELU(), nn.Linear(4 * config.width, config.width)
+        )
+
+    def forward(self, hidden: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        hidden = hidden + self.attention(self.attention_norm(hidden), cache)
+        return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+
+
+class SparseTransformer(nn.Module):
+    """Decoder-only transformer over `[start of text, caption, start of image, image in raster order]`.
+
+    Each position predicts the next one, text and image by heads of their own. Padding (text id 0) is never masked: each of
+    the caption's positions has its own learned padding token. A caption of padding alone stands for "no caption".
+
+    Example:
+        >>> config = SparseTransformerConfig(depth=2, num_heads=2, head_dim=8, text_tokens=6, text_vocabulary_size=20,
+        ...                                  grid_height=4, grid_width=4, image_vocabulary_size=16)
+        >>> network = SparseTransformer(config)
+        >>> text, image = torch.ones(3, 6, dtype=torch.long), torch.zeros(3, 16, dtype=torch.long)
+        >>> [logits.shape for logits in network(text, image)]
+        [torch.Size([3, 6, 20]), torch.Size([3, 16, 16])]
+    """
+
+    def __init__(self, config: SparseTransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.text_embedding = nn.Embedding(config.text_vocabulary_size, width)
+        self.padding_embedding = nn.Embedding(config.text_tokens, width)
+        self.text_position_embedding = nn.Embedding(config.text_tokens, width)
+        self.marker_embedding = nn.Embedding(2, width)  # start of text, start of image
+        self.image_embedding = nn.Embedding(config.image_vocabulary_size, width)
+        self.row_embedding = nn.Embedding(config.grid_height, width)
+        self.column_embedding = nn.Embedding(config.grid_width, width)
+        self.layers = nn.ModuleList(TransformerLayer(config, config.pattern(layer)) for layer in range(config.depth))
+        self.final_norm = nn.LayerNorm(width)
+        self.text_head = nn.Linear(width, config.text_vocabulary_size)
+        self.image_head = nn.Linear(width, config.image_vocabulary_size)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws N(0, 0.02) weights; those that end a residual block are divided by sqrt(2 * depth). Biases become 0."""
+        for module in self.modules():
+            if isinstance(module, nn.Embedding | nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+        for layer in self.layers:
+            for block_end in (layer.attention.output, layer.feed_forward[-1]):
+                block_end.weight.div_(math.sqrt(2 * self.config.depth))
+
+    def forward(
+        self, text_tokens: Int[Tensor, "batch text"], image_tokens: Int[Tensor, "batch image"]
+    ) -> tuple[Float[Tensor, "batch text text_vocabulary"], Float[Tensor, "batch image image_vocabulary"]]:
+        """Logits of every text token and every image token, each given all tokens before it.
+
+        Raises:
+            ValueError: If a caption or an image has another number of tokens than the configuration says.
+        """
+        self._check_shape("text_tokens", text_tokens, self.config.text_tokens)
+        self._check_shape("image_tokens", image_tokens, self.config.image_tokens)
+        hidden = torch.cat([self._embed_text(text_tokens), self._embed_image(image_tokens, 0)], dim=1)
+        for layer in self.layers:
+            if self.config.activation_checkpointing and torch.is_grad_enabled():
+                hidden = checkpoint(layer, hidden, use_reentrant=False)
+            else:
+                hidden = layer(hidden)
+        text_hidden = hidden[:, : self.config.text_tokens]
+        image_hidden = hidden[:, self.config.text_tokens + 1 : -1]
+        return self.text_head(self.final_norm(text_hidden)), self.image_head(self.final_norm(image_hidden))
+
+    def start_decoding(
+        self, text_tokens: Int[Tensor, "batch text"], prime_tokens: Int[Tensor, "batch primed"] | None = None
+    ) -> tuple[Float[Tensor, "batch image_vocabulary"], list[KeyValueCache]]:
+        """Runs the prefix; gives the logits of the next image token and the layers' caches.
+
+        Args:
+            prime_tokens: Tokens of the image's first rows, complete ones.
+
+        Raises:
+            ValueError: If the text has a wrong length or the prime is not made of complete rows, fewer than all.
+        """
+        self._check_shape("text_tokens", text_tokens, self.config.text_tokens)
+        hidden = self._embed_text(text_tokens)
+        if prime_tokens is not None:
+            rows, rest = divmod(prime_tokens.shape[1], self.config.grid_width)
+            if rest or rows >= self.config.grid_height:
+                raise ValueError(
+                    f"prime_tokens has {prime_tokens.shape[1]} tokens; it must be complete rows of {self.config.grid_width}, "
+                    f"at most {self.config.grid_height - 1} of them"
+                )
+            hidden = torch.cat([hidden, self._embed_image(prime_tokens, 0)], dim=1)
+        caches = [KeyValueCache(layer.attention.pattern) for layer in self.layers]
+        return self._last_logits(hidden, caches), caches
+
+    def decode_step(
+        self, image_tokens: Int[Tensor, " batch"], caches: list[KeyValueCache]
+    ) -> Float[Tensor, "batch image_vocabulary"]:
+        """Appends one image token to each sequence, in place in `caches`; gives the logits of the one after it."""
+        index = caches[0].length - (self.config.text_tokens + 2)
+        return self._last_logits(self._embed_image(image_tokens.unsqueeze(1), index), caches)
+
+    def _last_logits(self, hidden: Tensor, caches: list[KeyValueCache]) -> Tensor:
+        for layer, cache in zip(self.layers, caches, strict=True):
+            hidden = layer(hidden, cache)
+        return self.image_head(self.final_norm(hidden[:, -1]))
+
+    def _embed_text(self, text_tokens: Tensor) -> Tensor:
+        is_padding = (text_tokens == 0).unsqueeze(-1)
+        tokens = torch.where(is_padding, self.padding_embedding.weight, self.text_embedding(text_tokens))
+        tokens = tokens + self.text_position_embedding.weight
+        markers = self.marker_embedding.weight.expand(len(text_tokens), 2, -1)
+        return torch.cat([markers[:, :1], tokens, markers[:, 1:]], dim=1)
+
+    def _embed_image(self, image_tokens: Tensor, start: int) -> Tensor:
+        """Embeds tokens that follow each other in raster order from index `start`."""
+        index = torch.arange(start, start + image_tokens.shape[1], device=image_tokens.device)
+        rows = self.row_embedding(index // self.config.grid_width)
+        columns = self.column_embedding(index % self.config.grid_width)
+        return self.image_embedding(image_tokens) + rows + columns
+
+    def _check_shape(self, name: str, tokens: Tensor, expected: int) -> None:
+        if tokens.ndim != 2 or tokens.shape[1] != expected:
+            raise ValueError(
+                f"{name} has shape {tuple(tokens.shape)}; the network is configured for [batch, {expected}]"
+            )
