@@ -1,0 +1,52 @@
+"""k-means with k-means++ seeding, reproducible from a seed."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def nearest_centre(
+    points: Float[Tensor, "points features"], centres: Float[Tensor, "clusters features"]
+) -> Int[Tensor, " points"]:
+    """Return the index of the nearest centre in the Euclidean norm, in blocks that bound the memory."""
+    half_squared_norms = centres.square().sum(dim=1) / 2
+    blocks = points.split(max(1, 2**24 // len(centres)))
+    return torch.cat([torch.addmm(half_squared_norms, block, centres.T, alpha=-1).argmin(dim=1) for block in blocks])
+
+
+def k_means(
+    points: Float[Tensor, "points features"], num_clusters: int, *, iterations: int, seed: int
+) -> Float[Tensor, "clusters features"]:
+    """Cluster points by Lloyd's iterations from a k-means++ start; an empty cluster keeps its centre.
+
+    Raises:
+        ValueError: If there are fewer distinct points than clusters.
+    """
+    centres = _plus_plus_seeds(points, num_clusters, torch.Generator().manual_seed(seed))
+    for _ in range(iterations):
+        assignment = nearest_centre(points, centres)
+        counts = torch.bincount(assignment, minlength=num_clusters)
+        sums = torch.zeros_like(centres).index_add_(0, assignment, points)
+        centres = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], centres)
+    return centres
+
+
+def _plus_plus_seeds(
+    points: Float[Tensor, "points features"], num_clusters: int, generator: torch.Generator
+) -> Float[Tensor, "clusters features"]:
+    """Choose each next seed with a probability proportional to its squared distance from the seeds so far."""
+    uniforms = torch.rand(num_clusters, generator=generator, dtype=torch.float64).tolist()
+    chosen = [int(uniforms[0] * len(points))]
+    squared_distances = (points - points[chosen[0]]).square().sum(dim=1)
+    for uniform in uniforms[1:]:
+        cumulative = squared_distances.double().cumsum(dim=0)
+        if cumulative[-1] <= 0:
+            raise ValueError(
+                f"num_clusters ({num_clusters}) exceeds the {len(chosen)} distinct points found; "
+                "give more points or ask for fewer clusters"
+            )
+        # right=True never lands on a point of zero distance, that is on a seed taken before.
+        index = torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)
+        chosen.append(min(int(index), len(points) - 1))
+        torch.minimum(squared_distances, (points - points[chosen[-1]]).square().sum(dim=1), out=squared_distances)
+    return points[chosen]
