@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
 
 from lightning_dalle.ops.attention import AttentionPattern, PatternKind, attend
@@ -90,13 +91,16 @@ class TransformerLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(config.width)
         self.attention = SelfAttention(config, pattern)
         self.feed_forward_norm = nn.LayerNorm(config.width)
-        self.feed_forward = nn.Sequential(
-            nn.Linear(config.width, 4 * config.width), nn.GELU(), nn.Linear(4 * config.width, config.width)
-        )
+        self.expand = nn.Linear(config.width, 4 * config.width)
+        self.contract = nn.Linear(4 * config.width, config.width)
+
+    def block_outputs(self) -> tuple[nn.Linear, nn.Linear]:
+        """The projections that end the two residual blocks."""
+        return self.attention.output, self.contract
 
     def forward(self, hidden: Tensor, cache: KeyValueCache | None = None) -> Tensor:
         hidden = hidden + self.attention(self.attention_norm(hidden), cache)
-        return hidden + self.feed_forward(self.feed_forward_norm(hidden))
+        return hidden + self.contract(gelu(self.expand(self.feed_forward_norm(hidden))))
 
 
 class SparseTransformer(nn.Module):
@@ -139,9 +143,12 @@ class SparseTransformer(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
-        for layer in self.layers:
-            for block_end in (layer.attention.output, layer.feed_forward[-1]):
-                block_end.weight.div_(math.sqrt(2 * self.config.depth))
+            if isinstance(module, nn.LayerNorm):
+                module.reset_parameters()
+        for module in self.modules():
+            if isinstance(module, TransformerLayer):
+                for projection in module.block_outputs():
+                    projection.weight.div_(math.sqrt(2 * self.config.depth))
 
     def forward(
         self, text_tokens: Int[Tensor, "batch text"], image_tokens: Int[Tensor, "batch image"]
@@ -184,7 +191,7 @@ class SparseTransformer(nn.Module):
                     f"at most {self.config.grid_height - 1} of them"
                 )
             hidden = torch.cat([hidden, self._embed_image(prime_tokens, 0)], dim=1)
-        caches = [KeyValueCache(layer.attention.pattern) for layer in self.layers]
+        caches = [KeyValueCache(self.config.pattern(layer)) for layer in range(self.config.depth)]
         return self._last_logits(hidden, caches), caches
 
     def decode_step(
