@@ -1,0 +1,67 @@
+"""How a contrastive model is trained: optimizer and learning rate."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from lightning_dalle.lightning_modules.text_to_image_training import cosine_factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveTraining:
+    """Settings of `ContrastiveModule`; the defaults are CLIP's (Radford et al. 2021, appendix F), batches of 32,768.
+
+    Args:
+        learning_rate: Reached after the warm-up.
+        warmup_updates: Length of the linear warm-up.
+        total_updates: Where half a cosine period has taken the learning rate to 0, warm-up included.
+        weight_decay: Of matrices and convolutions; gains, biases and the logit scale are spared.
+
+    Raises:
+        ValueError: If a value is out of its range.
+    """
+
+    learning_rate: float = 5e-4
+    warmup_updates: int = 2000
+    total_updates: int = 390_625
+    beta1: float = 0.9
+    beta2: float = 0.98
+    epsilon: float = 1e-6
+    weight_decay: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "epsilon"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be positive")
+        for name in ("warmup_updates", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1)")
+        if self.total_updates <= self.warmup_updates:
+            raise ValueError(f"total_updates ({self.total_updates}) must exceed warmup_updates ({self.warmup_updates})")
+
+
+def build_contrastive_optimizer(network: nn.Module, training: ContrastiveTraining) -> OptimizerLRSchedulerConfig:
+    """AdamW and its schedule, as `configure_optimizers` returns them."""
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for parameter in trained if parameter.ndim > 1]},
+        {"params": [parameter for parameter in trained if parameter.ndim <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(
+        groups,
+        lr=training.learning_rate,
+        betas=(training.beta1, training.beta2),
+        eps=training.epsilon,
+        weight_decay=training.weight_decay,
+    )
+    schedule = LambdaLR(
+        optimizer, lambda update: cosine_factor(update, training.warmup_updates, training.total_updates)
+    )
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

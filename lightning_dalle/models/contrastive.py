@@ -1,0 +1,146 @@
+"""Contrastive image-text networks: open_clip models of our own size, of a known name, or from a local folder."""
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveConfig:
+    """Sizes of a small CLIP (Radford et al. 2021): a ModifiedResNet and a causal text transformer.
+
+    The defaults are the smallest that learn to rank captioned pictures on two processor cores; vision transformers of
+    this size hardly do.
+
+    Args:
+        image_size: Side in pixels, a multiple of 32; larger and smaller images are resized to it.
+        vision_layers: Bottleneck blocks of the four stages.
+        text_tokens: Positions of a caption, the end-of-text token included.
+
+    Raises:
+        ValueError: If a size is below 1, or does not divide as the network needs.
+    """
+
+    image_size: int = 64
+    embed_dim: int = 128
+    vision_layers: tuple[int, int, int, int] = (1, 1, 1, 1)
+    vision_width: int = 16
+    text_tokens: int = 32
+    text_width: int = 128
+    text_heads: int = 4
+    text_layers: int = 2
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "vision_layers", tuple(self.vision_layers))
+        for item in fields(self):
+            sizes = getattr(self, item.name)
+            if min(sizes if isinstance(sizes, tuple) else (sizes,)) < 1:
+                raise ValueError(f"{item.name} ({sizes}) must be at least 1")
+        if self.image_size % 32:
+            raise ValueError(f"image_size ({self.image_size}) must be a multiple of 32, the stride of the image tower")
+        if self.text_width % self.text_heads:
+            raise ValueError(f"text_width ({self.text_width}) must be divisible by text_heads ({self.text_heads})")
+
+    def model_config(self, vocabulary_size: int) -> dict[str, Any]:
+        """The open_clip configuration for a tokenizer of `vocabulary_size` ids, followed by the end-of-text id."""
+        vision = {"layers": list(self.vision_layers), "width": self.vision_width, "image_size": self.image_size}
+        text = {
+            "context_length": self.text_tokens,
+            "vocab_size": vocabulary_size + 1,
+            "width": self.text_width,
+            "heads": self.text_heads,
+            "layers": self.text_layers,
+        }
+        return {"embed_dim": self.embed_dim, "vision_cfg": vision, "text_cfg": text}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenClipConfig:
+    """Any open_clip model.
+
+    Args:
+        model_name: A name that open_clip knows (``ViT-B-32``), or ``local-dir:`` and a folder in open_clip's layout.
+        pretrained: A tag that open_clip knows, or a local weights file; not for ``local-dir:``, which has its own.
+        model_config: open_clip's configuration, read from `model_name` where it is empty. Checkpoints carry it, so
+            that they load where neither the folder nor the weights file exists.
+
+    Raises:
+        ValueError: If `pretrained` is given for a folder.
+    """
+
+    model_name: str
+    pretrained: str | None = None
+    model_config: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.pretrained is not None and self.model_name.startswith("local-dir:"):
+            raise ValueError(
+                f"pretrained ({self.pretrained}) has no effect with model_name ({self.model_name}), "
+                "whose folder holds the weights; drop pretrained"
+            )
+
+
+def read_model_config(config: OpenClipConfig) -> dict[str, Any]:
+    """Read open_clip's configuration of `config.model_name`.
+
+    Raises:
+        ValueError: If open_clip does not know the name.
+    """
+    model_config = config.model_config or open_clip.get_model_config(config.model_name)
+    if model_config is None:
+        raise ValueError(
+            f"model_name ({config.model_name}) is unknown to open_clip; "
+            "choose one of open_clip.list_models() or local-dir:FOLDER"
+        )
+    return dict(model_config)
+
+
+def build_open_clip(config: OpenClipConfig) -> nn.Module:
+    """Build a network by name, with the weights that `config` names; without weights if it carries a `model_config`."""
+    if not config.model_config:
+        return open_clip.create_model(config.model_name, pretrained=config.pretrained, pretrained_text=False)
+    with tempfile.TemporaryDirectory() as folder:
+        # open_clip picks the class of the network (CLIP, CustomTextCLIP, CoCa) for a folder, not for a mapping.
+        Path(folder, "open_clip_config.json").write_text(json.dumps({"model_cfg": config.model_config}))
+        return open_clip.create_model(f"local-dir:{folder}", load_weights=False, pretrained_text=False)
+
+
+def open_clip_tokenizer(model_name: str, model_config: Mapping[str, Any]) -> Callable[[list[str]], Tensor]:
+    """Return the tokenizer that goes with a network by name; its ids end with the end of text, padding is behind."""
+    text = model_config["text_cfg"]
+    if model_name.startswith("local-dir:") and "hf_tokenizer_name" not in text:
+        # Without a name open_clip takes its own tokenizer and reads no folder, which may be gone.
+        return open_clip.get_tokenizer(
+            "", context_length=text.get("context_length"), **text.get("tokenizer_kwargs", {})
+        )
+    return open_clip.get_tokenizer(model_name)
+
+
+def pixel_statistics(network: nn.Module) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation per channel that the network's weights expect, each [3, 1, 1]."""
+    mean = getattr(network.visual, "image_mean", open_clip.OPENAI_DATASET_MEAN)
+    std = getattr(network.visual, "image_std", open_clip.OPENAI_DATASET_STD)
+    return torch.tensor(mean).view(3, 1, 1), torch.tensor(std).view(3, 1, 1)
+
+
+def append_end_of_text(tokens: Int[Tensor, "batch text"], end_of_text: int) -> Int[Tensor, "batch text+1"]:
+    """Add one position and put `end_of_text` behind the last token that is not padding (id 0).
+
+    open_clip pools the text at the position of the highest id, so `end_of_text` must be above all others.
+
+    Example:
+        >>> append_end_of_text(torch.tensor([[5, 3, 0], [5, 3, 4]]), end_of_text=9)
+        tensor([[5, 3, 9, 0],
+                [5, 3, 4, 9]])
+    """
+    ends = (tokens != 0).sum(dim=1, keepdim=True)
+    return pad(tokens, (0, 1)).scatter(1, ends, end_of_text)
