@@ -1,0 +1,90 @@
+"""Which compositions of shapes are trained on, and which are kept to judge generalisation.
+
+The split is a constant of the data set, the same for every seed, so figures of different runs can be compared.
+"""
+
+import functools
+import hashlib
+import itertools
+
+from lightning_dalle.data.shapes import OBJECTS, ObjectCount, Scene, ShapeObject
+
+NUM_HELD_OUT_OBJECTS = 8
+HELD_OUT_PAIR_SHARE = 0.15
+
+
+def _hash_unit(text: str) -> float:
+    """A uniform number of [0, 1) that depends on the text alone, on every machine."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+
+
+@functools.cache
+def held_out_objects() -> frozenset[ShapeObject]:
+    """Objects never drawn for training, alone or in a pair. Every word keeps at least two thirds of its objects."""
+    chosen: list[ShapeObject] = []
+    for candidate in sorted(OBJECTS, key=lambda item: _hash_unit(item.phrase)):
+        words = (candidate.size, candidate.colour, candidate.shape)
+        if all(_share_held_out([*chosen, candidate], word) <= 1 / 3 for word in words):
+            chosen.append(candidate)
+        if len(chosen) == NUM_HELD_OUT_OBJECTS:
+            break
+    return frozenset(chosen)
+
+
+def _share_held_out(chosen: list[ShapeObject], word: str) -> float:
+    """Share of the objects bearing a word that are chosen."""
+    bearers = [item for item in OBJECTS if word in (item.size, item.colour, item.shape)]
+    return sum(item in chosen for item in bearers) / len(bearers)
+
+
+def _is_held_out_pair(first: ShapeObject, second: ShapeObject) -> bool:
+    """Whether two known objects are never trained on together, in any relation."""
+    return _hash_unit(" and ".join(sorted((first.phrase, second.phrase)))) < HELD_OUT_PAIR_SHARE
+
+
+def is_trained(scene: Scene) -> bool:
+    """Whether training may show this composition."""
+    if any(item in held_out_objects() for item in scene.objects):
+        return False
+    return len(scene.objects) == 1 or not _is_held_out_pair(scene.objects[0], scene.objects[1])
+
+
+@functools.cache
+def _known_scenes(num_objects: int) -> tuple[Scene, ...]:
+    """Every scene of one object; every scene of two different ones, said in each of its two ways."""
+    if num_objects == 1:
+        return tuple(Scene((item,)) for item in OBJECTS)
+    pairs = itertools.permutations(OBJECTS, 2)
+    return tuple(Scene(pair, relation) for pair in pairs for relation in ("left of", "right of", "above", "below"))
+
+
+def trained_scenes(num_objects: int) -> list[Scene]:
+    """The training compositions of one or of two objects."""
+    return [scene for scene in _known_scenes(num_objects) if is_trained(scene)]
+
+
+def held_out_scenes(num_objects: int) -> list[Scene]:
+    """Compositions never trained on.
+
+    Of one object: its three words never met. Of two: both objects are trained on, but never in one picture.
+    """
+    if num_objects == 1:
+        return [scene for scene in _known_scenes(1) if not is_trained(scene)]
+    unseen = held_out_objects()
+    return [
+        scene
+        for scene in _known_scenes(2)
+        if not is_trained(scene) and not any(item in unseen for item in scene.objects)
+    ]
+
+
+def object_counts(objects: ObjectCount) -> tuple[int, ...]:
+    """The numbers of objects that an `objects` setting allows.
+
+    Raises:
+        ValueError: the setting is none of `one`, `two`, `both`.
+    """
+    counts = {"one": (1,), "two": (2,), "both": (1, 2)}
+    if objects not in counts:
+        raise ValueError(f"objects ({objects!r}) must be one of {', '.join(counts)}")
+    return counts[objects]
