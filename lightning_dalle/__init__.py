@@ -1,1 +1,39 @@
-"""PyTorch Lightning plugin suite for training generative image and video models."""
+"""PyTorch Lightning plugin suite for training generative image and video models.
+
+Public names load on first use (PEP 562): importing the package alone pulls neither torch nor Lightning.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_MODULE_OF = {
+    "AttentionPattern": "lightning_dalle.ops.attention",
+    "CLIPReranking": "lightning_dalle.callbacks",
+    "CaptionTokenizer": "lightning_dalle.data.tokenizer",
+    "CaptionedImages": "lightning_dalle.data.captioned_images",
+    "CaptionedShapes": "lightning_dalle.data.captioned_shapes",
+    "ContrastiveConfig": "lightning_dalle.models.contrastive",
+    "ContrastiveModule": "lightning_dalle.lightning_modules.contrastive_module",
+    "DiscreteVAE": "lightning_dalle.models.discrete_vae",
+    "DiscreteVAEConfig": "lightning_dalle.models.discrete_vae",
+    "DiscreteVAEModule": "lightning_dalle.lightning_modules.discrete_vae_module",
+    "ImageGenerationMetrics": "lightning_dalle.callbacks",
+    "OpenMoji": "lightning_dalle.data.open_moji",
+    "SparseTransformer": "lightning_dalle.models.sparse_transformer",
+    "SparseTransformerConfig": "lightning_dalle.models.sparse_transformer",
+    "TextToImageModule": "lightning_dalle.lightning_modules.text_to_image_module",
+    "load_openai": "lightning_dalle.models.openai_checkpoint",
+}
+
+__all__ = ["__version__", *_MODULE_OF]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'lightning_dalle' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,50 @@
+"""Settings of the whole suite: shapes are checked, W&B stays in a temporary folder, and a test that leaks something fails."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+from tests import shape_checks
+from tests.leaks import Surroundings
+
+# Before any test module imports the package.
+install_import_hook("lightning_dalle", f"{shape_checks.__name__}.typechecker")
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps logs, caches and threads of third parties out of the way; subprocesses inherit it."""
+    folder = tmp_path_factory.mktemp("environment")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "MPLCONFIGDIR"):
+            patch.setenv(name, str(folder / name.lower()))
+            (folder / name.lower()).mkdir()
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_SILENT", "true")
+        patch.setenv("MPLBACKEND", "agg")
+        patch.setenv("TOKENIZERS_PARALLELISM", "false")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks(_quiet_environment: None) -> Iterator[None]:
+    """Fails a test that leaves a process group, a thread, an environment variable or a file in the repository behind."""
+    before = Surroundings.now(REPOSITORY)
+    yield
+    leaks = before.leaks_since(REPOSITORY)
+    if leaks:
+        pytest.fail("this test leaked " + "; ".join(leaks), pytrace=False)
+
+
+@pytest.fixture
+def fixed_seed() -> int:
+    """Seeds torch's global stream, for initial weights; a test that draws passes its own generator."""
+    torch.manual_seed(0)
+    return 0

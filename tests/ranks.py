@@ -1,0 +1,88 @@
+"""Runs one function on several ranks of a Gloo group, each in a forked process of its own."""
+
+import multiprocessing
+import pickle
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+# A module-level function of picklable arguments: (rank, *arguments) -> something picklable.
+RankFunction = Callable[..., Any]
+
+
+def run_ranks(function: RankFunction, world_size: int, *arguments: Any, timeout: float = 60.0) -> list[Any]:
+    """Runs `function(rank, *arguments)` on every rank and returns the results in the order of ranks.
+
+    The group meets through a file, so that tests at the same time never share a port. Preloading torch makes a rank start
+    in about a second; `torch._dynamo` is imported by the first optimizer.
+
+    Raises:
+        RuntimeError: With the traceback of the first rank that failed, or the names of the ranks that did not answer in
+            time. The other ranks are killed: they may wait for the failed one for ever.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed"])
+    with TemporaryDirectory() as folder:
+        pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
+        processes = [
+            context.Process(target=_run_rank, args=(function, rank, world_size, Path(folder), pipe[1], arguments))
+            for rank, pipe in enumerate(pipes)
+        ]
+        try:
+            for process, (_, writer) in zip(processes, pipes, strict=True):
+                process.start()
+                writer.close()
+            return _collect([reader for reader, _ in pipes], timeout)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+                process.close()
+            for reader, _ in pipes:
+                reader.close()
+
+
+def _collect(readers: list[Connection], timeout: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    deadline = time.monotonic() + timeout
+    while waiting := [reader for rank, reader in enumerate(readers) if rank not in results]:
+        ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            ranks = [rank for rank in range(len(readers)) if rank not in results]
+            raise RuntimeError(f"ranks {ranks} gave no answer within {timeout} s")
+        for reader in ready:
+            rank = readers.index(reader)  # type: ignore[arg-type]
+            results[rank] = _receive(rank, readers[rank])
+    return [results[rank] for rank in range(len(readers))]
+
+
+def _receive(rank: int, reader: Connection) -> Any:
+    try:
+        succeeded, answer = reader.recv()
+    except EOFError as error:
+        raise RuntimeError(f"rank {rank} died without an answer") from error
+    if not succeeded:
+        raise RuntimeError(f"rank {rank} failed:\n{answer}")
+    return answer
+
+
+def _run_rank(
+    function: RankFunction, rank: int, world_size: int, folder: Path, writer: Connection, arguments: tuple[Any, ...]
+) -> None:
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    try:
+        # In a frame of its own: a DDP wrapper that is still alive when the group is destroyed hangs the rank.
+        answer = pickle.dumps((True, function(rank, *arguments)))
+    except BaseException:
+        answer = pickle.dumps((False, traceback.format_exc()))
+    writer.send_bytes(answer)
+    writer.close()
+    distributed.destroy_process_group()

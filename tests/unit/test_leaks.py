@@ -1,0 +1,41 @@
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from torch import distributed
+
+from tests import leaks
+from tests.leaks import Surroundings
+
+
+def test_nothing_is_reported_where_nothing_was_left(tmp_path: Path) -> None:
+    assert Surroundings.now(tmp_path).leaks_since(tmp_path) == []
+
+
+def test_every_kind_of_leak_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaks, "_GRACE_SECONDS", 0.1)
+    before = Surroundings.now(tmp_path)
+    (tmp_path / "left.txt").touch()
+    os.environ["LEFT_BEHIND"] = "1"
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait, name="left-thread")
+    thread.start()
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/left.store", rank=0, world_size=1)
+    try:
+        found = before.leaks_since(tmp_path)
+    finally:
+        release.set()
+        thread.join()
+    assert found[:3] == ["a process group", "the thread left-thread", "the environment variable LEFT_BEHIND"]
+    assert found[3:] == ["the file left.txt"]
+    assert "LEFT_BEHIND" not in os.environ
+    assert not distributed.is_initialized()
+
+
+def test_a_changed_variable_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHANGED", "before")
+    before = Surroundings.now(tmp_path)
+    os.environ["CHANGED"] = "after"
+    assert before.leaks_since(tmp_path) == ["the environment variable CHANGED"]
+    assert os.environ["CHANGED"] == "before"
