@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lightning_dalle.models.patch_codebook import PatchDecoder, PatchEncoder, fit_patch_codebook
-from lightning_dalle.models.residual_groups import Convolution, output_layers, residual_groups
+from lightning_dalle.models.residual_groups import Convolution, Stack, output_layers, residual_groups
 from lightning_dalle.ops.logit_laplace import map_pixels, unmap_pixels
 
 
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
         groups = residual_groups(
             config.hidden_width, widths, config.blocks_per_group, (3, 3, 3, 1), pool=lambda: nn.MaxPool2d(2)
         )
-        self.blocks = nn.Sequential(
+        self.blocks = Stack(
             OrderedDict(
                 input=Convolution(3, config.hidden_width, 7),
                 **groups,
@@ -113,7 +113,7 @@ class Decoder(nn.Module):
             (1, 3, 3, 3),
             upsample=lambda: nn.Upsample(scale_factor=2, mode="nearest"),
         )
-        self.blocks = nn.Sequential(
+        self.blocks = Stack(
             OrderedDict(
                 input=Convolution(config.codebook_size, config.decoder_input_width, 1, full_precision=True),
                 **groups,
@@ -137,7 +137,7 @@ class Decoder(nn.Module):
         return torch.cat([mu + self.patch(codes), log_scale], dim=1)
 
     def _embed(self, codes: Tensor) -> Float[Tensor, "batch channels grid_height grid_width"]:
-        convolution = self.blocks[0]
+        convolution = self.blocks.convolution("input")
         if codes.is_floating_point():
             return convolution(codes)
         embedded = functional.embedding(codes, convolution.w[:, :, 0, 0].t()) + convolution.b
@@ -239,10 +239,11 @@ class DiscreteVAE(nn.Module):
         self.encoder.patch.w.copy_(fitted.encoder_weight)
         self.encoder.patch.b.copy_(fitted.encoder_bias)
         self.decoder.patch.w.copy_(fitted.decoder_weight)
-        for convolution in (self.encoder.blocks.output.conv, self.decoder.blocks.output.conv):
+        outputs = [part.blocks.convolution("output.conv") for part in (self.encoder, self.decoder)]
+        for convolution in outputs:
             convolution.w.zero_()
             convolution.b.zero_()
-        self.decoder.blocks.output.conv.b[3:] = fitted.log_scale
+        outputs[1].b[3:] = fitted.log_scale
 
     @property
     def needs_patch_codebook(self) -> bool:

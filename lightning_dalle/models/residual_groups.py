@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -84,6 +85,14 @@ def residual_groups(
                 group.add_module(name, build())
         groups[f"group_{number}"] = group
     return groups
+
+
+class Stack(nn.Sequential):
+    """Layers in a row, some of them reached by name."""
+
+    def convolution(self, name: str) -> Convolution:
+        """Return a convolution by its dotted name."""
+        return cast(Convolution, self.get_submodule(name))
 
 
 def output_layers(in_channels: int, out_channels: int, *, full_precision: bool) -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""The logit-Laplace density of pixel values and the map of pixels into its support (appendix A.3 of the DALL-E paper)."""
+"""The logit-Laplace density of pixel values and the map of pixels into its support (DALL-E paper, appendix A.3)."""
 
 import math
 
@@ -39,3 +39,14 @@ def logit_laplace_log_density(
     log_x, log_one_minus_x = mapped.log(), torch.log1p(-mapped)
     deviation = (log_x - log_one_minus_x - mu).abs()
     return -deviation * torch.exp(-log_scale) - log_scale - math.log(2) - log_x - log_one_minus_x
+
+
+def dequantise(mapped: Float[Tensor, "..."], generator: torch.Generator | None = None) -> Float[Tensor, "..."]:
+    """Spread 8-bit pixels uniformly over the grey level they were rounded to, so that their density is bounded.
+
+    Args:
+        mapped: From :func:`map_pixels`; the result stays inside (0, 1).
+        generator: On the device of ``mapped``.
+    """
+    noise = torch.empty_like(mapped).uniform_(-0.5, 0.5, generator=generator)
+    return mapped + noise * ((1 - 2 * EPSILON) / 255)

@@ -1,24 +1,35 @@
 """Values that follow a curve over optimizer updates and then stay."""
 
 import math
+from dataclasses import dataclass
 
 
-def linear_schedule(update: int, *, start: float, end: float, updates: int) -> float:
-    """Go from ``start`` at update 0 to ``end`` at update ``updates`` in a straight line, then stay there.
+@dataclass(frozen=True, kw_only=True)
+class CosineSchedule:
+    """From ``start`` to ``end`` along half a cosine period, flat at both ends, and ``end`` from then on.
 
-    ``updates=0`` is ``end`` from the beginning.
+    The DALL-E paper says "cosine" only; the half period is our reading of it.
+
+    Attributes:
+        start: Value at update 0.
+        end: Value at update ``updates`` and after it.
+        updates: Optimizer updates of the way; with 0 the value is ``end`` from the beginning.
+
+    Raises:
+        ValueError: If ``updates`` is negative.
     """
-    return start + (end - start) * _progress(update, updates)
 
+    start: float
+    end: float
+    updates: int
 
-def cosine_schedule(update: int, *, start: float, end: float, updates: int) -> float:
-    """Go from ``start`` at update 0 to ``end`` at update ``updates`` along half a cosine period, then stay there.
+    def __post_init__(self) -> None:
+        """Refuse a negative length."""
+        if self.updates < 0:
+            raise ValueError(f"updates ({self.updates}) must be at least 0; 0 takes the end value ({self.end}) at once")
 
-    The paper says "cosine" only; flat at both ends (half a period) is our reading of it.
-    ``updates=0`` is ``end`` from the beginning.
-    """
-    return start + (end - start) * (1 - math.cos(math.pi * _progress(update, updates))) / 2
-
-
-def _progress(update: int, updates: int) -> float:
-    return 1.0 if update >= updates else update / updates
+    def __call__(self, update: int) -> float:
+        """Return the value at an update."""
+        if update >= self.updates:
+            return self.end
+        return self.start + (self.end - self.start) * (1 - math.cos(math.pi * update / self.updates)) / 2

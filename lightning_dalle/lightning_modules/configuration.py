@@ -1,0 +1,43 @@
+"""Configurations as frozen dataclasses in the code and as plain mappings in files."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+Config = TypeVar("Config")
+
+
+def as_config(config_class: type[Config], value: Config | Mapping[str, Any], argument: str) -> Config:
+    """Return ``value`` as a ``config_class``, also where fields of it are configurations themselves.
+
+    Args:
+        config_class: A dataclass.
+        value: One of them, or a mapping from its field names, as :func:`dataclasses.asdict` gives it.
+        argument: Name of the argument the value came from, for the error messages.
+
+    Raises:
+        TypeError: If the value is neither.
+        ValueError: If the mapping names a field that does not exist or lacks one that has no default.
+    """
+    if isinstance(value, config_class):
+        return value
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{argument} ({value!r}) must be a {config_class.__name__} or a mapping of its fields")
+    fields = {field.name: field for field in dataclasses.fields(config_class)}  # type: ignore[arg-type]
+    unknown = sorted(set(value) - set(fields))
+    required = {name for name, field in fields.items() if _has_no_default(field)}
+    missing = sorted(required - set(value))
+    if unknown or missing:
+        raise ValueError(
+            f"{argument} has unknown fields {unknown} and lacks {missing}; "
+            f"the fields of {config_class.__name__} are {', '.join(fields)}"
+        )
+    types = typing.get_type_hints(config_class)
+    nested = {name: types[name] for name in value if dataclasses.is_dataclass(types[name])}
+    converted = {name: as_config(kind, value[name], f"{argument}.{name}") for name, kind in nested.items()}
+    return config_class(**{**value, **converted})
+
+
+def _has_no_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
