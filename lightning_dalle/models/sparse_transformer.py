@@ -76,7 +76,10 @@ class SelfAttention(nn.Module):
         self.query_key_value = nn.Linear(config.width, 3 * config.width)
         self.output = nn.Linear(config.width, config.width)
 
-    def forward(self, hidden: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(
+        self, hidden: Float[Tensor, "batch length width"], cache: KeyValueCache | None = None
+    ) -> Float[Tensor, "batch length width"]:
+        """Attends within the sequence; with a cache, from the positions that `hidden` adds to it."""
         projected = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, self.head_dim))
         query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)  # each [batch, heads, length, head_dim]
         attended = attend(query, key, value, self.pattern) if cache is None else cache.attend(query, key, value)
@@ -98,7 +101,10 @@ class TransformerLayer(nn.Module):
         """The projections that end the two residual blocks."""
         return self.attention.output, self.contract
 
-    def forward(self, hidden: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(
+        self, hidden: Float[Tensor, "batch length width"], cache: KeyValueCache | None = None
+    ) -> Float[Tensor, "batch length width"]:
+        """Both blocks, the cache as for `SelfAttention`."""
         hidden = hidden + self.attention(self.attention_norm(hidden), cache)
         return hidden + self.contract(gelu(self.expand(self.feed_forward_norm(hidden))))
 
@@ -106,8 +112,8 @@ class TransformerLayer(nn.Module):
 class SparseTransformer(nn.Module):
     """Decoder-only transformer over `[start of text, caption, start of image, image in raster order]`.
 
-    Each position predicts the next one, text and image by heads of their own. Padding (text id 0) is never masked: each of
-    the caption's positions has its own learned padding token. A caption of padding alone stands for "no caption".
+    Each position predicts the next one, text and image by heads of their own. Padding (text id 0) is never masked: each
+    of the caption's positions has its own learned padding token. A caption of padding alone stands for "no caption".
 
     Example:
         >>> config = SparseTransformerConfig(depth=2, num_heads=2, head_dim=8, text_tokens=6, text_vocabulary_size=20,
@@ -187,8 +193,8 @@ class SparseTransformer(nn.Module):
             rows, rest = divmod(prime_tokens.shape[1], self.config.grid_width)
             if rest or rows >= self.config.grid_height:
                 raise ValueError(
-                    f"prime_tokens has {prime_tokens.shape[1]} tokens; it must be complete rows of {self.config.grid_width}, "
-                    f"at most {self.config.grid_height - 1} of them"
+                    f"prime_tokens has {prime_tokens.shape[1]} tokens; it must be complete rows of "
+                    f"{self.config.grid_width}, at most {self.config.grid_height - 1} of them"
                 )
             hidden = torch.cat([hidden, self._embed_image(prime_tokens, 0)], dim=1)
         caches = [KeyValueCache(self.config.pattern(layer)) for layer in range(self.config.depth)]
@@ -221,7 +227,7 @@ class SparseTransformer(nn.Module):
         return self.image_embedding(image_tokens) + rows + columns
 
     def _check_shape(self, name: str, tokens: Tensor, expected: int) -> None:
-        if tokens.ndim != 2 or tokens.shape[1] != expected:
+        if tokens.shape[1] != expected:
             raise ValueError(
                 f"{name} has shape {tuple(tokens.shape)}; the network is configured for [batch, {expected}]"
             )

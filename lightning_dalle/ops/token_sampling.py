@@ -26,7 +26,7 @@ def check_sampling(
     """Raises for arguments that no distribution can be made of.
 
     Raises:
-        ValueError: If the temperature is not positive and finite, `top_k` is outside of 1..vocabulary, or `top_p` of (0, 1].
+        ValueError: If the temperature is not positive and finite, or `top_k` or `top_p` out of range.
     """
     if not (temperature > 0 and math.isfinite(temperature)):
         raise ValueError(f"temperature ({temperature}) must be positive and finite; top_k=1 takes the likeliest token")
@@ -45,8 +45,8 @@ def sample_tokens(
 ) -> Int[Tensor, " batch"]:
     """One token per row by inverting the cumulative distribution at `uniforms`, in float64.
 
-    `top_k` keeps the likeliest tokens (of equals the lower ids); then `top_p` keeps the fewest whose probability reaches it.
-    Tokens stay in the order of their ids, so rounding errors of the logits move a draw only at an interval's very edge.
+    `top_k` keeps the likeliest tokens (of equals the lower ids), then `top_p` the fewest whose probability reaches it.
+    Tokens stay in the order of their ids, so rounding of the logits moves a draw only at an interval's very edge.
 
     Raises:
         ValueError: As `check_sampling`.

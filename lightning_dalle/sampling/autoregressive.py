@@ -23,16 +23,16 @@ def decode_image_tokens(
     top_k: int | None = None,
     top_p: float | None = None,
     guidance_scale: float = 1.0,
-    prime_tokens: Int[Tensor, "captions primed"] | None = None,
+    prime_tokens: Int[Tensor, "primes primed"] | None = None,
     generator: torch.Generator | None = None,
     max_batch: int = 64,
     on_tokens: Callable[[int], None] | None = None,
 ) -> Int[Tensor, "captions num_candidates image"]:
     """Draws the image tokens of `num_candidates` images per caption.
 
-    Text and prime run once per caption, then all candidates share their keys and values. One seed is drawn from `generator`;
-    a candidate's randomness is keyed by it, its caption, the caption's repetition and the candidate's number, and so does
-    not depend on the rest of the batch, `max_batch` or caching.
+    Text and prime run once per caption, then all candidates share their keys and values. One seed is drawn from
+    `generator`; a candidate's randomness is keyed by it, the caption, the caption's repetition and the candidate's
+    number, and so does not depend on the rest of the batch, `max_batch` or caching.
 
     Args:
         guidance_scale: Classifier-free guidance: logits move from those of the empty caption (0) to those of the

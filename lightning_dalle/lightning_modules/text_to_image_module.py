@@ -1,0 +1,225 @@
+"""Captions to images with a transformer over the tokens of a frozen discrete VAE (Ramesh et al. 2021, section 2.2)."""
+
+import dataclasses
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lightning_dalle.data.tokenizer import CaptionTokenizer
+from lightning_dalle.lightning_modules.configuration import as_config
+from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule
+from lightning_dalle.lightning_modules.text_to_image_training import (
+    TextToImageTraining,
+    build_optimizer,
+    build_schedulers,
+)
+from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
+from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
+from lightning_dalle.ops.token_sampling import keyed_uniforms
+from lightning_dalle.sampling.autoregressive import decode_image_tokens
+from lightning_dalle.sampling.progress import token_progress
+
+
+class TextToImageModule(LightningModule):
+    """Trains a `SparseTransformer` on captions and image tokens, and generates images of captions.
+
+    Batches are mappings with an `image` (uint8) and a `caption` (strings). The `text_tokens` of a data module that has
+    the tokenizer, and so BPE dropout, are used instead of the captions. Checkpoints are complete: they also hold the
+    tokenizer and the frozen discrete VAE, of which nothing reaches the optimizer.
+
+    Args:
+        discrete_vae: The frozen image tokenizer: path of a `DiscreteVAEModule` checkpoint, or a network, as
+            `load_openai` gives it. A configuration builds one whose weights a checkpoint of this module is to bring.
+        tokenizer: Path of a tokenizer file, or its JSON text.
+
+    Raises:
+        ValueError: If grid, codebook or vocabulary of the parts do not agree.
+    """
+
+    def __init__(
+        self,
+        network: SparseTransformerConfig | Mapping[str, Any],
+        training: TextToImageTraining | Mapping[str, Any],
+        discrete_vae: str | Path | DiscreteVAEConfig | Mapping[str, Any] | DiscreteVAE,
+        tokenizer: str | Path,
+    ) -> None:
+        super().__init__()
+        network_config = as_config(SparseTransformerConfig, network, "network")
+        self.training_config = as_config(TextToImageTraining, training, "training")
+        self.discrete_vae = _load_discrete_vae(discrete_vae).requires_grad_(False).eval()
+        self.tokenizer = _load_tokenizer(tokenizer)
+        _check_agreement(network_config, self.discrete_vae.config, self.tokenizer.vocabulary_size)
+        self.save_hyperparameters(
+            {
+                "network": dataclasses.asdict(network_config),
+                "training": dataclasses.asdict(self.training_config),
+                "discrete_vae": dataclasses.asdict(self.discrete_vae.config),
+                "tokenizer": self.tokenizer.to_json(),
+            }
+        )
+        self.network = SparseTransformer(network_config)
+
+    def train(self, mode: bool = True) -> "TextToImageModule":
+        """Sets the mode of all but the discrete VAE, which stays in evaluation mode."""
+        super().train(mode)
+        self.discrete_vae.eval()
+        return self
+
+    def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[dict[str, Any]]]:
+        """AdamW with the configured learning-rate schedule."""
+        optimizer = build_optimizer(self.network, self.training_config)
+        return [optimizer], build_schedulers(optimizer, self.training_config, monitor="val/loss")
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
+        """The weighted loss of a batch, some of whose captions are dropped."""
+        text_tokens = self._text_tokens(batch)
+        key = (self.training_config.seed, self.global_step, batch_idx, self.global_rank)
+        dropped = keyed_uniforms(key, len(text_tokens)) < self.training_config.caption_dropout
+        text_tokens = text_tokens.masked_fill(dropped.to(text_tokens.device).unsqueeze(1), 0)
+        return self._loss(text_tokens, batch["image"], "train")
+
+    def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
+        """Logs the losses of a batch."""
+        self._loss(self._text_tokens(batch), batch["image"], "val")
+
+    def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
+        """Logs the losses of a batch."""
+        self._loss(self._text_tokens(batch), batch["image"], "test")
+
+    def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> UInt8[Tensor, "batch 1 3 height width"]:
+        """One image per caption of the batch."""
+        seed = int(keyed_uniforms((self.training_config.seed, batch_idx, self.global_rank), 1) * 2**53)
+        return self.generate(batch["caption"], generator=torch.Generator().manual_seed(seed), progress=False)
+
+    def generate(
+        self,
+        captions: Sequence[str],
+        num_candidates: int = 1,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        guidance_scale: float = 1.0,
+        prime: UInt8[Tensor, "primes 3 height width"] | Float[Tensor, "primes 3 height width"] | None = None,
+        prime_rows: int | None = None,
+        generator: torch.Generator | None = None,
+        max_batch: int = 64,
+        progress: bool = True,
+    ) -> UInt8[Tensor, "captions num_candidates 3 height width"]:
+        """Draws images of captions; a candidate does not depend on the other captions, nor on `max_batch`.
+
+        Args:
+            guidance_scale: Above 1 images follow their caption more closely; needs training with `caption_dropout`.
+            prime: One image per caption, uint8 or floating point in [0, 1], whose top the generated images keep.
+            prime_rows: Rows of the token grid that are kept; None is the paper's 15 of 32.
+            generator: Source of the one seed that a call draws; None is torch's global one.
+            max_batch: Candidates that are decoded together.
+            progress: Show a progress bar, unless a Trainer is running.
+
+        Raises:
+            TypeError: If `captions` is one string.
+            ValueError: If an argument is out of range.
+        """
+        if isinstance(captions, str):
+            raise TypeError(f"captions ({captions!r}) must be a sequence of strings; put one caption into a list")
+        if guidance_scale != 1 and self.training_config.caption_dropout == 0:
+            warnings.warn(
+                f"guidance_scale ({guidance_scale}) has no trained empty caption to move away from, "
+                "since caption_dropout was 0 in training",
+                stacklevel=2,
+            )
+        prime_tokens = self._prime_tokens(prime, prime_rows, len(captions))
+        text_tokens = self.tokenizer.encode(captions, self.network.config.text_tokens).to(self.device)
+        to_draw = self.network.config.image_tokens - (0 if prime_tokens is None else prime_tokens.shape[1])
+        with token_progress(len(captions) * num_candidates * to_draw, progress and not self._in_trainer()) as advance:
+            tokens = decode_image_tokens(
+                self.network,
+                text_tokens,
+                num_candidates=num_candidates,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                guidance_scale=guidance_scale,
+                prime_tokens=prime_tokens,
+                generator=generator,
+                max_batch=max_batch,
+                on_tokens=advance,
+            )
+        images = [self.discrete_vae.decode(chunk) for chunk in tokens.flatten(0, 1).split(max_batch)]
+        return torch.cat(images).unflatten(0, (len(captions), num_candidates))
+
+    def _loss(self, text_tokens: Tensor, images: Tensor, stage: str) -> Tensor:
+        """Cross-entropies of text and image, each over its own number of tokens; padding is no target."""
+        image_tokens = self.discrete_vae.encode(images)
+        text_logits, image_logits = self.network(text_tokens, image_tokens)
+        text_sum = cross_entropy(text_logits.flatten(0, 1), text_tokens.flatten(), ignore_index=0, reduction="sum")
+        text_loss = text_sum / (text_tokens != 0).sum().clamp(min=1)
+        image_loss = cross_entropy(image_logits.flatten(0, 1), image_tokens.flatten())
+        weight = self.training_config.text_loss_weight
+        loss = weight * text_loss + (1 - weight) * image_loss
+        losses = {f"{stage}/text_loss": text_loss, f"{stage}/image_loss": image_loss}
+        shared = {"batch_size": len(images), "sync_dist": stage != "train"}
+        self.log_dict(losses, **shared)
+        self.log(f"{stage}/loss", loss, prog_bar=True, **shared)
+        return loss
+
+    def _text_tokens(self, batch: Mapping[str, Any]) -> Int[Tensor, "batch text"]:
+        if "text_tokens" in batch:
+            return batch["text_tokens"]
+        return self.tokenizer.encode(batch["caption"], self.network.config.text_tokens).to(self.device)
+
+    def _prime_tokens(self, prime: Tensor | None, prime_rows: int | None, num_captions: int) -> Tensor | None:
+        config = self.network.config
+        if prime is None:
+            if prime_rows is not None:
+                raise ValueError(f"prime_rows ({prime_rows}) has no effect without prime; give images or leave it out")
+            return None
+        if len(prime) != num_captions:
+            raise ValueError(f"prime has {len(prime)} images for {num_captions} captions; give one per caption")
+        rows = max(1, config.grid_height * 15 // 32) if prime_rows is None else prime_rows
+        if not 1 <= rows < config.grid_height:
+            raise ValueError(f"prime_rows ({rows}) must be in 1..{config.grid_height - 1}: some rows are left to draw")
+        return self.discrete_vae.encode(prime.to(self.device))[:, : rows * config.grid_width]
+
+    def _in_trainer(self) -> bool:
+        return self._trainer is not None and self._trainer.state.status == "running"
+
+
+def _load_discrete_vae(source: str | Path | DiscreteVAEConfig | Mapping[str, Any] | DiscreteVAE) -> DiscreteVAE:
+    if isinstance(source, DiscreteVAE):
+        return source
+    if isinstance(source, str | Path):
+        return DiscreteVAEModule.load_from_checkpoint(source, map_location="cpu").network
+    return DiscreteVAE(as_config(DiscreteVAEConfig, source, "discrete_vae"))
+
+
+def _load_tokenizer(source: str | Path) -> CaptionTokenizer:
+    if isinstance(source, str) and source.lstrip().startswith("{"):
+        return CaptionTokenizer.from_json(source)
+    return CaptionTokenizer.from_file(source)
+
+
+def _check_agreement(network: SparseTransformerConfig, discrete_vae: DiscreteVAEConfig, vocabulary_size: int) -> None:
+    grid = discrete_vae.grid_size
+    if (network.grid_height, network.grid_width) != (grid, grid):
+        raise ValueError(
+            f"grid_height ({network.grid_height}) and grid_width ({network.grid_width}) must be {grid}, "
+            f"the grid of the discrete VAE (image_size {discrete_vae.image_size})"
+        )
+    if network.image_vocabulary_size != discrete_vae.codebook_size:
+        raise ValueError(
+            f"image_vocabulary_size ({network.image_vocabulary_size}) must equal the discrete VAE's codebook_size "
+            f"({discrete_vae.codebook_size})"
+        )
+    if vocabulary_size > network.text_vocabulary_size:
+        raise ValueError(
+            f"text_vocabulary_size ({network.text_vocabulary_size}) must be at least the tokenizer's "
+            f"vocabulary_size ({vocabulary_size}); raise it or train a smaller tokenizer"
+        )

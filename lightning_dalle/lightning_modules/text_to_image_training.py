@@ -1,0 +1,117 @@
+"""How a text-to-image transformer is trained: loss weights, optimizer and learning rate."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau
+
+from lightning_dalle.ops.schedules import CosineSchedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextToImageTraining:
+    """Settings of `TextToImageModule`; the defaults are the paper's (Ramesh et al. 2021, section 2.2 and appendix B).
+
+    Args:
+        learning_rate: Reached after the warm-up.
+        warmup_updates: Length of the linear warm-up.
+        schedule: `plateau` halves the learning rate when the validation loss no longer falls (the paper); `cosine` lets
+            it fall to 0 at `total_updates` (the small recipes, whose length is known).
+        total_updates: Length of the `cosine` schedule, warm-up included; `plateau` has none.
+        plateau_interval: Updates between two looks at the validation loss; validate as often (`val_check_interval`).
+            How a plateau was recognised the paper does not say.
+        plateau_patience: Looks without improvement before the learning rate is halved.
+        plateau_halvings: Halvings at most.
+        text_loss_weight: Weight of the text's cross-entropy; the image's has the rest of 1.
+        caption_dropout: Share of training captions replaced by padding, which guidance needs; the paper has none.
+        seed: Of the caption dropout, together with the update, batch and rank.
+
+    Raises:
+        ValueError: If a value is out of its range, or `total_updates` does not fit the schedule.
+    """
+
+    learning_rate: float = 4.5e-4
+    warmup_updates: int = 5000
+    schedule: Literal["plateau", "cosine"] = "plateau"
+    total_updates: int | None = None
+    plateau_interval: int = 5000
+    plateau_patience: int = 2
+    plateau_halvings: int = 5
+    beta1: float = 0.9
+    beta2: float = 0.96
+    epsilon: float = 1e-8
+    weight_decay: float = 4.5e-2
+    text_loss_weight: float = 0.125
+    caption_dropout: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "plateau_interval", "epsilon"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be positive")
+        for name in ("warmup_updates", "plateau_patience", "plateau_halvings", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0")
+        for name in ("beta1", "beta2", "text_loss_weight", "caption_dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1]")
+        if self.schedule not in ("plateau", "cosine"):
+            raise ValueError(f"schedule ({self.schedule!r}) must be 'plateau' or 'cosine'")
+        if self.schedule == "plateau" and self.total_updates is not None:
+            raise ValueError(f"total_updates ({self.total_updates}) has no effect on schedule 'plateau'; leave it out")
+        if self.schedule == "cosine" and (self.total_updates is None or self.total_updates <= self.warmup_updates):
+            raise ValueError(
+                f"total_updates ({self.total_updates}) must exceed warmup_updates ({self.warmup_updates}) "
+                "for schedule 'cosine'"
+            )
+
+
+def build_optimizer(network: nn.Module, training: TextToImageTraining) -> torch.optim.AdamW:
+    """AdamW whose weight decay spares gains, biases and embeddings."""
+    decayed = [module.weight for module in network.modules() if isinstance(module, nn.Linear)]
+    decayed_ids = {id(parameter) for parameter in decayed}
+    spared = [parameter for parameter in network.parameters() if id(parameter) not in decayed_ids]
+    return torch.optim.AdamW(
+        [{"params": decayed}, {"params": spared, "weight_decay": 0.0}],
+        lr=training.learning_rate,
+        betas=(training.beta1, training.beta2),
+        eps=training.epsilon,
+        weight_decay=training.weight_decay,
+        # On CUDA Lightning refuses to clip gradients for a fused optimizer under 16-mixed precision.
+        fused=True if all(parameter.device.type == "cpu" for parameter in decayed) else None,
+    )
+
+
+def build_schedulers(
+    optimizer: torch.optim.Optimizer, training: TextToImageTraining, monitor: str
+) -> list[dict[str, Any]]:
+    """Learning-rate schedulers, as Lightning takes them."""
+    warmup = training.warmup_updates
+    if training.total_updates is not None:
+        total = training.total_updates
+        # A lambda, because a scheduler's checkpoint leaves out lambdas and would keep any other callable's attributes.
+        cosine = LambdaLR(optimizer, lambda update: cosine_factor(update, warmup, total))
+        return [{"scheduler": cosine, "interval": "step"}]
+    plateau = ReduceLROnPlateau(
+        optimizer,
+        factor=0.5,
+        patience=training.plateau_patience,
+        min_lr=training.learning_rate / 2**training.plateau_halvings,
+    )
+    schedulers = [
+        {"scheduler": plateau, "interval": "step", "frequency": training.plateau_interval, "monitor": monitor}
+    ]
+    if warmup > 0:
+        # LinearLR multiplies the current value, and so does not undo a halving.
+        ramp = LinearLR(optimizer, start_factor=1 / (warmup + 1), total_iters=warmup)
+        schedulers.append({"scheduler": ramp, "interval": "step"})
+    return schedulers
+
+
+def cosine_factor(update: int, warmup_updates: int, total_updates: int) -> float:
+    """Part of the learning rate in force at `update`: linear warm-up, then half a cosine period down to 0."""
+    if update < warmup_updates:
+        return (update + 1) / (warmup_updates + 1)
+    return CosineSchedule(start=1.0, end=0.0, updates=total_updates - warmup_updates)(update - warmup_updates)
