@@ -4,25 +4,20 @@ The split is a constant of the data set, the same for every seed, so figures of 
 """
 
 import functools
-import hashlib
 import itertools
 
 from lightning_dalle.data.shapes import OBJECTS, ObjectCount, Scene, ShapeObject
+from lightning_dalle.data.split_by_name import hash_unit
 
 NUM_HELD_OUT_OBJECTS = 8
 HELD_OUT_PAIR_SHARE = 0.15
-
-
-def _hash_unit(text: str) -> float:
-    """A uniform number of [0, 1) that depends on the text alone, on every machine."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
 
 
 @functools.cache
 def held_out_objects() -> frozenset[ShapeObject]:
     """Objects never drawn for training, alone or in a pair. Every word keeps at least two thirds of its objects."""
     chosen: list[ShapeObject] = []
-    for candidate in sorted(OBJECTS, key=lambda item: _hash_unit(item.phrase)):
+    for candidate in sorted(OBJECTS, key=lambda item: hash_unit(item.phrase)):
         words = (candidate.size, candidate.colour, candidate.shape)
         if all(_share_held_out([*chosen, candidate], word) <= 1 / 3 for word in words):
             chosen.append(candidate)
@@ -39,7 +34,7 @@ def _share_held_out(chosen: list[ShapeObject], word: str) -> float:
 
 def _is_held_out_pair(first: ShapeObject, second: ShapeObject) -> bool:
     """Whether two known objects are never trained on together, in any relation."""
-    return _hash_unit(" and ".join(sorted((first.phrase, second.phrase)))) < HELD_OUT_PAIR_SHARE
+    return hash_unit(" and ".join(sorted((first.phrase, second.phrase)))) < HELD_OUT_PAIR_SHARE
 
 
 def is_trained(scene: Scene) -> bool:

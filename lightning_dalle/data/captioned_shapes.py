@@ -1,0 +1,93 @@
+"""Drawn shapes with exact captions, and compositions that training never shows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from lightning_dalle.data.captioned_data_module import CaptionedDataModule
+from lightning_dalle.data.keyed_random import keyed_generator
+from lightning_dalle.data.shapes import MIN_IMAGE_SIZE, OBJECT_INDEX, ObjectCount, Scene, draw, place
+from lightning_dalle.data.shapes_compositions import held_out_scenes, object_counts, trained_scenes
+
+_SPLIT_KEYS = {"train": 0, "val": 1, "held_out": 2}
+
+
+class ShapesSource:
+    """Scenes at fixed places, drawn when asked for (some microseconds an image)."""
+
+    def __init__(self, scenes: Sequence[Scene], image_size: int, generator: np.random.Generator) -> None:
+        self.scenes = scenes
+        self.image_size = image_size
+        self._corners = [place(scene, image_size, generator) for scene in scenes]
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def caption(self, index: int) -> str:
+        """What the picture shows, exactly."""
+        return self.scenes[index].caption
+
+    def image(self, index: int) -> UInt8[np.ndarray, "3 size size"]:
+        """The picture."""
+        objects = [OBJECT_INDEX[item] for item in self.scenes[index].objects]
+        return draw(objects, self._corners[index], self.image_size)
+
+
+class CaptionedShapes(CaptionedDataModule):
+    """Pictures of one object, or of two and their relation, which `shapes_oracle` reads back.
+
+    The split `held_out` has one picture of each composition that is never trained on, the same ones for every seed;
+    `Trainer.test` and `Trainer.predict` see it. `train` and `val` show different pictures of the same compositions.
+
+    Args:
+        objects: How many a picture shows: `one`, `two`, or `both`, half and half.
+        num_train: Training pictures. Compositions are drawn uniformly, within those of one and those of two objects.
+        num_val: Validation pictures.
+        settings: See `CaptionedDataModule`.
+
+    Raises:
+        ValueError: a setting is out of its range; the message names it.
+    """
+
+    test_split = "held_out"
+
+    def __init__(
+        self,
+        *,
+        image_size: int = 32,
+        objects: ObjectCount = "both",
+        num_train: int = 50_000,
+        num_val: int = 1_000,
+        **settings: Any,
+    ) -> None:
+        super().__init__(image_size=image_size, **settings)
+        if image_size < MIN_IMAGE_SIZE:
+            raise ValueError(f"image_size ({image_size}) must be at least {MIN_IMAGE_SIZE}, or the shapes look alike")
+        for name, value in (("num_train", num_train), ("num_val", num_val)):
+            if value < 1:
+                raise ValueError(f"{name} ({value}) must be at least 1")
+        self.counts = object_counts(objects)
+        self._num_pictures = {"train": num_train, "val": num_val}
+        self._sources: dict[str, ShapesSource] = {}
+
+    def source(self, split: str) -> ShapesSource:
+        """The pictures of `train`, `val` or `held_out`."""
+        if split not in _SPLIT_KEYS:
+            raise ValueError(f"split ({split!r}) must be one of {', '.join(_SPLIT_KEYS)}")
+        if split not in self._sources:
+            generator = keyed_generator(self.seed, _SPLIT_KEYS[split])
+            self._sources[split] = ShapesSource(self._scenes(split, generator), self.image_size, generator)
+        return self._sources[split]
+
+    def _scenes(self, split: str, generator: np.random.Generator) -> list[Scene]:
+        if split == "held_out":
+            return [scene for count in self.counts for scene in held_out_scenes(count)]
+        pools = [trained_scenes(count) for count in self.counts]
+        chosen = [pools[number] for number in generator.integers(len(pools), size=self._num_pictures[split])]
+        return [pool[generator.integers(len(pool))] for pool in chosen]
+
+    def held_out_captions(self, num_objects: int) -> list[str]:
+        """Captions of one or of two objects that describe no training picture."""
+        return [scene.caption for scene in held_out_scenes(num_objects)]

@@ -1,0 +1,81 @@
+"""OpenMoji: some 1,900 drawings with their Unicode names as captions, the embedded default of real captioned images."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from lightning_dalle.data.captioned_data_module import CaptionedDataModule
+from lightning_dalle.data.open_moji_pictures import load_open_moji
+from lightning_dalle.data.split_by_name import check_val_share, is_validation
+
+
+class ArraySource:
+    """Images held in memory."""
+
+    def __init__(self, images: UInt8[np.ndarray, "images 3 height width"], captions: list[str]) -> None:
+        self.images = images
+        self.captions = captions
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def caption(self, index: int) -> str:
+        """The caption of one image."""
+        return self.captions[index]
+
+    def image(self, index: int) -> UInt8[np.ndarray, "3 height width"]:
+        """One image."""
+        return self.images[index]
+
+
+class OpenMoji(CaptionedDataModule):
+    """Emoji without skin tones, on white. By OpenMoji, CC BY-SA 4.0: show `open_moji_pictures.ATTRIBUTION` with them.
+
+    Splits are `train`, `val`, and `all`, both together in the order of code points.
+
+    Args:
+        render_size: Side at which they are drawn; `image_size` if None. A larger one gives augmentation room to crop.
+        val_share: Share of the emoji kept for validation, chosen by a hash of the name.
+        cache: Folder for the drawn pictures; `LIGHTNING_DALLE_CACHE` or the user's cache folder if None.
+        settings: See `CaptionedDataModule`.
+
+    Raises:
+        ModuleNotFoundError: the extra `quickstart` is not installed.
+        ValueError: a setting is out of its range; the message names it.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int = 64,
+        render_size: int | None = None,
+        val_share: float = 0.05,
+        cache: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(image_size=image_size, **settings)
+        self.render_size = render_size or image_size
+        self.val_share = check_val_share(val_share)
+        self.cache = cache
+        self._sources: dict[str, ArraySource] = {}
+
+    def prepare_data(self) -> None:
+        """Draw them once per machine."""
+        load_open_moji(self.render_size, self.cache)
+
+    def source(self, split: str) -> ArraySource:
+        """The emoji of `train`, `val` or `all`."""
+        if not self._sources:
+            self._load()
+        if split not in self._sources:
+            raise ValueError(f"split ({split!r}) must be one of {', '.join(self._sources)}")
+        return self._sources[split]
+
+    def _load(self) -> None:
+        images, captions = load_open_moji(self.render_size, self.cache)
+        validation = np.array([is_validation(caption, self.val_share) for caption in captions])
+        for split, chosen in (("train", ~validation), ("val", validation), ("all", np.ones_like(validation))):
+            indices = np.flatnonzero(chosen)
+            self._sources[split] = ArraySource(images[indices], [captions[index] for index in indices])
