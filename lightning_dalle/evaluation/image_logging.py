@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxtyping import UInt8
 from torch import Tensor
-from torchvision.io import write_png
+from torchvision.transforms.v2.functional import to_pil_image
 
 
 def log_image(
@@ -37,11 +37,13 @@ def log_image(
         elif getattr(logger, "log_dir", None):
             _write_files(Path(logger.log_dir) / "images" / f"{name.replace('/', '-')}-{step}.png", image, caption)
         else:
-            warnings.warn(f"{type(logger).__name__} takes no pictures and has no folder: {name} is left out", stacklevel=2)
+            warnings.warn(
+                f"{type(logger).__name__} takes no pictures and has no folder: {name} is left out", stacklevel=2
+            )
 
 
 def _write_files(path: Path, image: Tensor, caption: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_png(image, str(path))
+    to_pil_image(image).save(path)
     if caption:
         path.with_suffix(".txt").write_text(caption + "\n", encoding="utf-8")

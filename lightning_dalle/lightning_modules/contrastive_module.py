@@ -194,8 +194,8 @@ class ContrastiveModule(LightningModule):
         vocabulary_size = text_config.get("vocab_size")
         if self.tokenizer is not None and vocabulary_size != self.tokenizer.vocabulary_size + 1:
             raise ValueError(
-                f"tokenizer has {self.tokenizer.vocabulary_size} ids and the network {vocabulary_size}; the network must "
-                "have one more, the end of text; leave tokenizer out to take the network's own"
+                f"tokenizer has {self.tokenizer.vocabulary_size} ids and the network {vocabulary_size}; it must have "
+                "one more, the end of text; leave tokenizer out to take the network's own"
             )
 
 
