@@ -20,7 +20,7 @@ class CaptionedDataModule(LightningDataModule, ABC):
     """Batches `{"image": uint8 [B, 3, S, S], "caption": list of B strings, "text_tokens": int64 [B, T]}`.
 
     `text_tokens` only if there is a tokenizer. Every choice is a function of (seed, epoch, index): a training run
-    that continues from a checkpoint gets the very batches it would have got. Each data-parallel rank gets its own share.
+    that continues from a checkpoint gets the very batches it would have got. Each data-parallel rank gets its share.
 
     Args:
         image_size: Side of the images in pixels.

@@ -20,11 +20,11 @@ class CaptionedSource(Protocol):
     def __len__(self) -> int: ...
 
     def caption(self, index: int) -> str:
-        """The caption, of at least one word."""
+        """The caption alone."""
         ...
 
-    def image(self, index: int) -> UInt8[np.ndarray, "3 height width"]:
-        """The image at its own size."""
+    def sample(self, index: int) -> tuple[UInt8[np.ndarray, "3 height width"], str]:
+        """The image at its own size, and its caption."""
         ...
 
 
@@ -58,9 +58,8 @@ class CaptionedDataset(Dataset):
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        caption = self.source.caption(index)
-        crop = keyed_generator(self.seed, epoch, index, _CROP)
-        image = self.augmentation(self.source.image(index), self.image_size, crop)
+        image, caption = self.source.sample(index)
+        image = self.augmentation(image, self.image_size, keyed_generator(self.seed, epoch, index, _CROP))
         sample = {"image": torch.from_numpy(image), "caption": caption}
         if self.tokenizer is not None:
             seed = int(keyed_generator(self.seed, epoch, index, _DROPOUT).integers(2**62)) if self.dropout else None

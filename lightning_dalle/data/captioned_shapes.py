@@ -29,10 +29,10 @@ class ShapesSource:
         """What the picture shows, exactly."""
         return self.scenes[index].caption
 
-    def image(self, index: int) -> UInt8[np.ndarray, "3 size size"]:
-        """The picture."""
+    def sample(self, index: int) -> tuple[UInt8[np.ndarray, "3 size size"], str]:
+        """The picture and its caption."""
         objects = [OBJECT_INDEX[item] for item in self.scenes[index].objects]
-        return draw(objects, self._corners[index], self.image_size)
+        return draw(objects, self._corners[index], self.image_size), self.caption(index)
 
 
 class CaptionedShapes(CaptionedDataModule):

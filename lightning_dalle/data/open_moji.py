@@ -8,7 +8,7 @@ from jaxtyping import UInt8
 
 from lightning_dalle.data.captioned_data_module import CaptionedDataModule
 from lightning_dalle.data.open_moji_pictures import load_open_moji
-from lightning_dalle.data.split_by_name import check_val_share, is_validation
+from lightning_dalle.data.split_by_name import check_val_share, validation_mask
 
 
 class ArraySource:
@@ -25,9 +25,9 @@ class ArraySource:
         """The caption of one image."""
         return self.captions[index]
 
-    def image(self, index: int) -> UInt8[np.ndarray, "3 height width"]:
-        """One image."""
-        return self.images[index]
+    def sample(self, index: int) -> tuple[UInt8[np.ndarray, "3 height width"], str]:
+        """One image and its caption."""
+        return self.images[index], self.captions[index]
 
 
 class OpenMoji(CaptionedDataModule):
@@ -75,7 +75,7 @@ class OpenMoji(CaptionedDataModule):
 
     def _load(self) -> None:
         images, captions = load_open_moji(self.render_size, self.cache)
-        validation = np.array([is_validation(caption, self.val_share) for caption in captions])
+        validation = validation_mask(captions, self.val_share)
         for split, chosen in (("train", ~validation), ("val", validation), ("all", np.ones_like(validation))):
             indices = np.flatnonzero(chosen)
             self._sources[split] = ArraySource(images[indices], [captions[index] for index in indices])

@@ -32,7 +32,7 @@ class KeyedSampler(DistributedSampler):
         """Samples that the current epoch leaves out at its start."""
         return self.skip if self.epoch == self.skip_epoch else 0
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[tuple[int, int]]:
         indices = islice(super().__iter__(), self.num_skipped, None)
         return ((self.epoch, index) for index in indices)
 
@@ -66,6 +66,9 @@ class ResumableLoader(DataLoader):
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Continue from a state, once iterated at its epoch."""
+        if not isinstance(self.sampler, KeyedSampler):
+            logger.warning("the epoch starts again: overfit_batches has replaced the sampler that can continue in it")
+            return
         units = self._units()
         if any(state_dict[name] != value for name, value in units.items()):
             logger.warning(
@@ -75,6 +78,5 @@ class ResumableLoader(DataLoader):
                 *units.values(),
             )
         self._epoch, self._num_batches = state_dict["epoch"], state_dict["num_batches"]
-        if isinstance(self.sampler, KeyedSampler):
-            self.sampler.skip_epoch = self._epoch
-            self.sampler.skip = self._num_batches * units["batch_size"]
+        self.sampler.skip_epoch = self._epoch
+        self.sampler.skip = self._num_batches * units["batch_size"]

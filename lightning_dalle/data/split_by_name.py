@@ -1,6 +1,10 @@
 """Splits that depend on names alone: the same on every machine, and stable when a set grows."""
 
 import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool
 
 
 def hash_unit(text: str) -> float:
@@ -9,9 +13,19 @@ def hash_unit(text: str) -> float:
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
-def is_validation(name: str, val_share: float) -> bool:
-    """Whether a sample of this name is kept for validation."""
-    return hash_unit(name) < val_share
+def validation_mask(names: Sequence[str], val_share: float) -> Bool[np.ndarray, " names"]:
+    """Which samples are kept for validation: those whose name's hash is below the share, but one and not all at least.
+
+    Raises:
+        ValueError: there are fewer than two samples.
+    """
+    if len(names) < 2:
+        raise ValueError(f"{len(names)} samples cannot be split: training and validation need one each")
+    hashes = np.array([hash_unit(name) for name in names])
+    mask = hashes < val_share
+    mask[hashes.argmin()] = True
+    mask[hashes.argmax()] = False
+    return mask
 
 
 def check_val_share(val_share: float) -> float:
