@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import center_crop, resize
@@ -48,40 +48,33 @@ class ContrastiveModule(LightningModule):
     sees the images of its rank only, unless the Trainer is given `sync_batchnorm=True` (GPUs only).
 
     Args:
-        network: Sizes of a network of our own, or an open_clip model by name.
+        network: Sizes of a network of our own, an open_clip model by name, or the path of a checkpoint of this module,
+            which brings weights and tokenizer.
         tokenizer: Path of a tokenizer file, or its JSON text; None takes open_clip's own, for a network by name.
 
     Raises:
-        ValueError: If the tokenizer is missing or does not fit the network's vocabulary.
+        ValueError: If the tokenizer is missing, does not fit the network's vocabulary, or comes beside a checkpoint's.
     """
 
+    # open_clip has no types, and its models no common base.
+    network: Any
     pixel_mean: Tensor
     pixel_std: Tensor
 
     def __init__(
         self,
-        network: ContrastiveConfig | OpenClipConfig | Mapping[str, Any],
-        training: ContrastiveTraining | Mapping[str, Any],
+        network: ContrastiveConfig | OpenClipConfig | Mapping[str, Any] | str | Path,
+        training: ContrastiveTraining | Mapping[str, Any] = ContrastiveTraining(),
         tokenizer: str | Path | None = None,
     ) -> None:
         super().__init__()
-        config = _as_network_config(network)
+        checkpoint: Mapping[str, Any] = {}
+        if isinstance(network, str | Path):
+            checkpoint = _read_checkpoint(network, tokenizer)
+            network, tokenizer = (checkpoint["hyper_parameters"][name] for name in ("network", "tokenizer"))
         self.training_config = as_config(ContrastiveTraining, training, "training")
         self.tokenizer = None if tokenizer is None else load_tokenizer(tokenizer)
-        if isinstance(config, ContrastiveConfig):
-            if self.tokenizer is None:
-                raise ValueError(
-                    "tokenizer (None) is needed for a network of our own; give the path of a tokenizer file"
-                )
-            model_config = config.model_config(self.tokenizer.vocabulary_size)
-            self.network = open_clip.CLIP(**model_config)
-        else:
-            model_config = read_model_config(config)
-            self.network = build_open_clip(config)
-            # The weights are in the state dict from here on, and the file they came from may not outlive it.
-            config = dataclasses.replace(config, pretrained=None, model_config=model_config)
-            self._open_clip_tokenizer = open_clip_tokenizer(config.model_name, model_config)
-        self._check_vocabulary(model_config["text_cfg"])
+        self.network, config = self._build(network)
         self.save_hyperparameters(
             {
                 "network": dataclasses.asdict(config),
@@ -93,6 +86,8 @@ class ContrastiveModule(LightningModule):
         self.register_buffer("pixel_mean", mean)
         self.register_buffer("pixel_std", std)
         self.loss = RepeatedCaptionClipLoss()
+        if checkpoint:
+            self.load_state_dict(checkpoint["state_dict"])
 
     def encode_images(
         self, images: UInt8[Tensor, "batch 3 height width"], max_batch: int = 256
@@ -129,7 +124,9 @@ class ContrastiveModule(LightningModule):
         self, images: UInt8[Tensor, "images 3 height width"], captions: Sequence[str]
     ) -> Float[Tensor, "images captions"]:
         """Return the cosine of each image with each caption, in fp32."""
-        return self.encode_images(images) @ self.encode_captions(captions).T
+        image_features, text_features = self.encode_images(images), self.encode_captions(captions)
+        with torch.autocast(self.device.type, enabled=False):
+            return image_features @ text_features.T
 
     def setup(self, stage: str) -> None:
         """Make the loss span all ranks."""
@@ -190,18 +187,31 @@ class ContrastiveModule(LightningModule):
         tokens = self.tokenizer.encode(captions, self.network.context_length - 1)
         return append_end_of_text(tokens, end_of_text=self.tokenizer.vocabulary_size).to(self.device)
 
-    def _check_vocabulary(self, text_config: Mapping[str, Any]) -> None:
-        vocabulary_size = text_config.get("vocab_size")
-        if self.tokenizer is not None and vocabulary_size != self.tokenizer.vocabulary_size + 1:
+    def _build(self, network: Any) -> tuple[nn.Module, ContrastiveConfig | OpenClipConfig]:
+        """The network, and its configuration as checkpoints carry it."""
+        by_name = isinstance(network, OpenClipConfig) or (isinstance(network, Mapping) and "model_name" in network)
+        if not by_name:
+            config = as_config(ContrastiveConfig, network, "network")
+            if self.tokenizer is None:
+                raise ValueError("tokenizer (None) is needed for a network of our own; give the path of its file")
+            return open_clip.CLIP(**config.model_config(self.tokenizer.vocabulary_size)), config
+        named = as_config(OpenClipConfig, network, "network")
+        model_config = read_model_config(named)
+        network_size = model_config["text_cfg"].get("vocab_size")
+        if self.tokenizer is None:
+            self._open_clip_tokenizer = open_clip_tokenizer(named.model_name, model_config)
+        elif network_size != self.tokenizer.vocabulary_size + 1:
             raise ValueError(
-                f"tokenizer has {self.tokenizer.vocabulary_size} ids and the network {vocabulary_size}; it must have "
+                f"tokenizer has {self.tokenizer.vocabulary_size} ids and the network {network_size}; it must have "
                 "one more, the end of text; leave tokenizer out to take the network's own"
             )
+        # The weights are in the state dict from here on, and the file they came from may not outlive it.
+        carried = dataclasses.replace(named, pretrained=None, model_config=model_config)
+        return build_open_clip(named), carried
 
 
-def _as_network_config(
-    network: ContrastiveConfig | OpenClipConfig | Mapping[str, Any],
-) -> ContrastiveConfig | OpenClipConfig:
-    if isinstance(network, OpenClipConfig) or (isinstance(network, Mapping) and "model_name" in network):
-        return as_config(OpenClipConfig, network, "network")
-    return as_config(ContrastiveConfig, network, "network")
+def _read_checkpoint(path: str | Path, tokenizer: str | Path | None) -> Mapping[str, Any]:
+    if tokenizer is not None:
+        raise ValueError(f"tokenizer ({tokenizer}) has no effect beside that of the checkpoint {path}; leave it out")
+    checkpoint: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return checkpoint

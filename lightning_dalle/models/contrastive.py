@@ -1,10 +1,8 @@
 """Contrastive image-text networks: open_clip models of our own size, of a known name, or from a local folder."""
 
-import json
-import tempfile
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 import open_clip
@@ -106,12 +104,25 @@ def read_model_config(config: OpenClipConfig) -> dict[str, Any]:
 
 def build_open_clip(config: OpenClipConfig) -> nn.Module:
     """Build a network by name, with the weights that `config` names; without weights if it carries a `model_config`."""
-    if not config.model_config:
-        return open_clip.create_model(config.model_name, pretrained=config.pretrained, pretrained_text=False)
-    with tempfile.TemporaryDirectory() as folder:
-        # open_clip picks the class of the network (CLIP, CustomTextCLIP, CoCa) for a folder, not for a mapping.
-        Path(folder, "open_clip_config.json").write_text(json.dumps({"model_cfg": config.model_config}))
-        return open_clip.create_model(f"local-dir:{folder}", load_weights=False, pretrained_text=False)
+    if config.model_config:
+        return _build_without_weights(config.model_config)
+    # open_clip would take the CPU, also under `with torch.device("meta")`.
+    device = torch.get_default_device()
+    return open_clip.create_model(config.model_name, pretrained=config.pretrained, pretrained_text=False, device=device)
+
+
+def _build_without_weights(model_config: Mapping[str, Any]) -> nn.Module:
+    """What `open_clip.create_model` builds, which takes names and folders only and never a configuration."""
+    arguments = copy.deepcopy(dict(model_config))
+    vision, text = arguments["vision_cfg"], arguments["text_cfg"]
+    custom_text = arguments.pop("custom_text", False) or "hf_model_name" in text
+    if "timm_model_name" in vision:
+        vision["timm_model_pretrained"] = False
+    if "hf_model_name" in text:
+        text["hf_model_pretrained"] = False
+    if not custom_text:
+        return open_clip.CLIP(**arguments)
+    return (open_clip.CoCa if "multimodal_cfg" in arguments else open_clip.CustomTextCLIP)(**arguments)
 
 
 def open_clip_tokenizer(model_name: str, model_config: Mapping[str, Any]) -> Callable[[list[str]], Tensor]:
