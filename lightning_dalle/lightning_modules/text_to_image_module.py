@@ -53,7 +53,8 @@ class TextToImageModule(LightningModule):
         super().__init__()
         network_config = as_config(SparseTransformerConfig, network, "network")
         self.training_config = as_config(TextToImageTraining, training, "training")
-        self.discrete_vae = _load_discrete_vae(discrete_vae).requires_grad_(False).eval()
+        # It keeps the mode of the rest: nothing in it depends on that, and Lightning warns where modes differ.
+        self.discrete_vae = _load_discrete_vae(discrete_vae).requires_grad_(False)
         self.tokenizer = _load_tokenizer(tokenizer)
         _check_agreement(network_config, self.discrete_vae.config, self.tokenizer.vocabulary_size)
         self.save_hyperparameters(
@@ -66,13 +67,7 @@ class TextToImageModule(LightningModule):
         )
         self.network = SparseTransformer(network_config)
 
-    def train(self, mode: bool = True) -> "TextToImageModule":
-        """Sets the mode of all but the discrete VAE, which stays in evaluation mode."""
-        super().train(mode)
-        self.discrete_vae.eval()
-        return self
-
-    def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[dict[str, Any]]]:
+    def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
         """AdamW with the configured learning-rate schedule."""
         optimizer = build_optimizer(self.network, self.training_config)
         return [optimizer], build_schedulers(optimizer, self.training_config, monitor="val/loss")
@@ -164,10 +159,8 @@ class TextToImageModule(LightningModule):
         image_loss = cross_entropy(image_logits.flatten(0, 1), image_tokens.flatten())
         weight = self.training_config.text_loss_weight
         loss = weight * text_loss + (1 - weight) * image_loss
-        losses = {f"{stage}/text_loss": text_loss, f"{stage}/image_loss": image_loss}
-        shared = {"batch_size": len(images), "sync_dist": stage != "train"}
-        self.log_dict(losses, **shared)
-        self.log(f"{stage}/loss", loss, prog_bar=True, **shared)
+        losses = {f"{stage}/loss": loss, f"{stage}/text_loss": text_loss, f"{stage}/image_loss": image_loss}
+        self.log_dict(losses, prog_bar=True, batch_size=len(images), sync_dist=stage != "train")
         return loss
 
     def _text_tokens(self, batch: Mapping[str, Any]) -> Int[Tensor, "batch text"]:
@@ -196,7 +189,12 @@ def _load_discrete_vae(source: str | Path | DiscreteVAEConfig | Mapping[str, Any
     if isinstance(source, DiscreteVAE):
         return source
     if isinstance(source, str | Path):
-        return DiscreteVAEModule.load_from_checkpoint(source, map_location="cpu").network
+        try:
+            return DiscreteVAEModule.load_from_checkpoint(source, map_location="cpu", weights_only=True).network
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"discrete_vae ({str(source)!r}) does not exist; it must be a checkpoint of a DiscreteVAEModule"
+            ) from None
     return DiscreteVAE(as_config(DiscreteVAEConfig, source, "discrete_vae"))
 
 

@@ -54,7 +54,10 @@ class TextToImageTraining:
         for name in ("warmup_updates", "plateau_patience", "plateau_halvings", "weight_decay"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0")
-        for name in ("beta1", "beta2", "text_loss_weight", "caption_dropout"):
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1)")
+        for name in ("text_loss_weight", "caption_dropout"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1]")
         if self.schedule not in ("plateau", "cosine"):
@@ -73,8 +76,9 @@ def build_optimizer(network: nn.Module, training: TextToImageTraining) -> torch.
     decayed = [module.weight for module in network.modules() if isinstance(module, nn.Linear)]
     decayed_ids = {id(parameter) for parameter in decayed}
     spared = [parameter for parameter in network.parameters() if id(parameter) not in decayed_ids]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
     return torch.optim.AdamW(
-        [{"params": decayed}, {"params": spared, "weight_decay": 0.0}],
+        groups,
         lr=training.learning_rate,
         betas=(training.beta1, training.beta2),
         eps=training.epsilon,
@@ -84,10 +88,8 @@ def build_optimizer(network: nn.Module, training: TextToImageTraining) -> torch.
     )
 
 
-def build_schedulers(
-    optimizer: torch.optim.Optimizer, training: TextToImageTraining, monitor: str
-) -> list[dict[str, Any]]:
-    """Learning-rate schedulers, as Lightning takes them."""
+def build_schedulers(optimizer: torch.optim.Optimizer, training: TextToImageTraining, monitor: str) -> list[Any]:
+    """Learning-rate schedulers with the mappings that Lightning configures them by."""
     warmup = training.warmup_updates
     if training.total_updates is not None:
         total = training.total_updates

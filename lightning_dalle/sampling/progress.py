@@ -10,6 +10,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 def token_progress(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
     """A bar over `total` tokens with the remaining time; gives the function that tells it how many were drawn."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True, disable=not enabled) as bar:
+    with Progress(*columns, disable=not enabled) as bar:
         task = bar.add_task("Drawing image tokens", total=total)
         yield lambda drawn: bar.update(task, advance=drawn)

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from lightning_dalle.ops.attention import AttentionPattern, PatternKind, attend, attend_cached
 

@@ -56,21 +56,22 @@ def _decode_uncached(
     prime_tokens: torch.Tensor | None = None,
     **filters: Any,
 ) -> torch.Tensor:
-    """One caption, candidate and token at a time, by the whole network."""
+    """Runs the whole network for each token."""
     seed = int(torch.randint(2**63 - 1, (), generator=_generator()))
-    decoded = torch.zeros(len(text), num_candidates, CONFIG.image_tokens, dtype=torch.long)
-    for caption, candidate in torch.cartesian_prod(torch.arange(len(text)), torch.arange(num_candidates)).tolist():
-        image, tokens = decoded[caption, candidate][None], text[caption][None]
-        uniforms = keyed_uniforms((seed, *tokens[0].tolist(), 0, candidate), CONFIG.image_tokens)
-        primed = 0 if prime_tokens is None else prime_tokens.shape[1]
-        if prime_tokens is not None:
-            image[0, :primed] = prime_tokens[caption]
-        for index in range(primed, CONFIG.image_tokens):
-            logits = network(tokens, image)[1][:, index].double()
-            empty = network(torch.zeros_like(tokens), image)[1][:, index].double()
-            guided = empty + guidance_scale * (logits - empty)
-            image[0, index] = sample_tokens(guided, uniforms[index : index + 1], **filters)
-    return decoded
+    captions = [(caption, candidate) for caption in range(len(text)) for candidate in range(num_candidates)]
+    keys = [(seed, *text[caption].tolist(), 0, candidate) for caption, candidate in captions]
+    uniforms = torch.stack([keyed_uniforms(key, CONFIG.image_tokens) for key in keys])
+    text = text.repeat_interleave(num_candidates, 0)
+    image = torch.zeros(len(text), CONFIG.image_tokens, dtype=torch.long)
+    primed = 0 if prime_tokens is None else prime_tokens.shape[1]
+    if prime_tokens is not None:
+        image[:, :primed] = prime_tokens.repeat_interleave(num_candidates, 0)
+    for index in range(primed, CONFIG.image_tokens):
+        logits = network(text, image)[1][:, index].double()
+        empty = network(torch.zeros_like(text), image)[1][:, index].double()
+        guided = empty + guidance_scale * (logits - empty)
+        image[:, index] = sample_tokens(guided, uniforms[:, index], **filters)
+    return image.unflatten(0, (-1, num_candidates))
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 3.0, 0.0])
@@ -81,6 +82,13 @@ def test_cached_decoding_draws_the_tokens_of_uncached_decoding(
     options: dict[str, Any] = {"guidance_scale": guidance_scale, "prime_tokens": prime if primed else None}
     cached = decode_image_tokens(network, text, num_candidates=3, generator=_generator(), **options)
     assert torch.equal(cached, _decode_uncached(network, text, 3, **options))
+
+
+def test_guidance_changes_the_tokens(network: SparseTransformer, text: torch.Tensor) -> None:
+    drawn = [
+        decode_image_tokens(network, text, guidance_scale=scale, generator=_generator()) for scale in (0.0, 1.0, 3.0)
+    ]
+    assert len({tuple(tokens.flatten().tolist()) for tokens in drawn}) == 3
 
 
 def test_filters_reach_the_decoding(network: SparseTransformer, text: torch.Tensor) -> None:

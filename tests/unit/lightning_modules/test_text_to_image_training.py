@@ -1,0 +1,113 @@
+"""Learning rate, weight decay and settings of the text-to-image training."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_dalle.lightning_modules.text_to_image_training import (
+    TextToImageTraining,
+    build_optimizer,
+    build_schedulers,
+    cosine_factor,
+)
+from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
+
+TINY = SparseTransformerConfig(
+    depth=2,
+    num_heads=2,
+    head_dim=4,
+    text_tokens=6,
+    text_vocabulary_size=11,
+    grid_height=4,
+    grid_width=4,
+    image_vocabulary_size=9,
+)
+
+
+def test_defaults_are_the_paper_s() -> None:
+    training = TextToImageTraining()
+    assert (training.learning_rate, training.warmup_updates, training.plateau_halvings) == (4.5e-4, 5000, 5)
+    assert (training.beta1, training.beta2, training.epsilon, training.weight_decay) == (0.9, 0.96, 1e-8, 4.5e-2)
+    assert training.text_loss_weight == 1 / 8
+    assert training.caption_dropout == 0
+
+
+def test_weight_decay_spares_gains_biases_and_embeddings() -> None:
+    network = SparseTransformer(TINY)
+    decayed, spared = build_optimizer(network, TextToImageTraining()).param_groups
+    names = {parameter: name for name, parameter in network.named_parameters()}
+    assert {names[p] for p in decayed["params"]} == {
+        f"{module}.weight" for module, kind in network.named_modules() if isinstance(kind, torch.nn.Linear)
+    }
+    assert len(decayed["params"]) + len(spared["params"]) == len(names)
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (4.5e-2, 0.0)
+
+
+def test_cosine_rises_over_the_warm_up_and_ends_at_zero() -> None:
+    factors = [cosine_factor(update, 4, 24) for update in range(25)]
+    assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert factors[14] == pytest.approx(0.5)
+    assert factors[24] == 0
+    assert cosine_factor(0, 0, 10) == 1
+
+
+def _steps(training: TextToImageTraining) -> tuple[torch.optim.Optimizer, Any]:
+    optimizer = build_optimizer(SparseTransformer(TINY), training)
+    plateau, ramp = (entry["scheduler"] for entry in build_schedulers(optimizer, training, "val/loss"))
+    optimizer.step()
+
+    def update(loss: float | None = None) -> float:
+        ramp.step()
+        if loss is not None:
+            plateau.step(loss)
+        rates = {group["lr"] for group in optimizer.param_groups}
+        assert len(rates) == 1
+        return rates.pop()
+
+    return optimizer, update
+
+
+def test_plateau_warms_up_and_halves_five_times_at_most() -> None:
+    training = TextToImageTraining(learning_rate=1.0, warmup_updates=4, plateau_patience=1)
+    optimizer, update = _steps(training)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
+    assert [update() for _ in range(6)] == pytest.approx([0.4, 0.6, 0.8, 1.0, 1.0, 1.0])
+    assert update(loss=3.0) == pytest.approx(1.0)
+    assert update(loss=2.0) == pytest.approx(1.0)
+    assert [update(loss=2.0) for _ in range(2)] == pytest.approx([1.0, 0.5])
+    for _ in range(20):
+        last = update(loss=2.0)
+    assert last == pytest.approx(1 / 32)
+
+
+def test_plateau_is_looked_for_at_its_interval() -> None:
+    training = TextToImageTraining(warmup_updates=0, plateau_interval=7)
+    (plateau,) = build_schedulers(build_optimizer(SparseTransformer(TINY), training), training, "val/loss")
+    assert (plateau["monitor"], plateau["interval"], plateau["frequency"]) == ("val/loss", "step", 7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learning_rate": 0.0}, r"learning_rate \(0.0\) must be positive"),
+        ({"learning_rate": math.nan}, r"learning_rate \(nan\)"),
+        ({"epsilon": 0.0}, r"epsilon \(0.0\) must be positive"),
+        ({"plateau_interval": 0}, r"plateau_interval \(0\) must be positive"),
+        ({"warmup_updates": -1}, r"warmup_updates \(-1\) must be at least 0"),
+        ({"plateau_patience": -1}, r"plateau_patience \(-1\)"),
+        ({"plateau_halvings": -1}, r"plateau_halvings \(-1\)"),
+        ({"weight_decay": -0.1}, r"weight_decay \(-0.1\)"),
+        ({"beta1": 1.5}, r"beta1 \(1.5\) must be in \[0, 1\)"),
+        ({"beta2": 1.0}, r"beta2 \(1.0\) must be in \[0, 1\)"),
+        ({"text_loss_weight": -0.5}, r"text_loss_weight \(-0.5\) must be in \[0, 1\]"),
+        ({"caption_dropout": 1.1}, r"caption_dropout \(1.1\) must be in \[0, 1\]"),
+        ({"total_updates": 100}, r"total_updates \(100\) has no effect on schedule 'plateau'"),
+        ({"schedule": "cosine"}, r"total_updates \(None\) must exceed warmup_updates \(5000\)"),
+        ({"schedule": "cosine", "total_updates": 5000}, r"total_updates \(5000\) must exceed warmup_updates \(5000\)"),
+    ],
+)
+def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TextToImageTraining(**settings)
