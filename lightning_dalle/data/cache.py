@@ -34,7 +34,8 @@ def cached_arrays(
     """
     path = Path(folder or cache_folder()) / f"{name}.npz"
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        # Opened here, since NumPy leaves a file that it cannot read open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return dict(stored)
     except FileNotFoundError:
         pass

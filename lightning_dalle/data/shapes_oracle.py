@@ -112,7 +112,8 @@ def read_shapes(image: UInt8[Tensor, "3 size size"]) -> Scene | None:
 def matches_each(images: UInt8[Tensor, "batch 3 size size"], captions: Sequence[str]) -> Bool[Tensor, " batch"]:
     """Whether each picture shows wholly what its caption says; `A left of B` and `B right of A` are the same."""
     wanted = [parse_caption(caption).canonical() for caption in captions]
-    return torch.tensor([scene == want for scene, want in zip(read_scenes(images), wanted, strict=True)])
+    agree = [scene == want for scene, want in zip(read_scenes(images), wanted, strict=True)]
+    return torch.tensor(agree, dtype=torch.bool)
 
 
 def matches(image: UInt8[Tensor, "3 size size"], caption: str) -> bool:
@@ -150,7 +151,12 @@ def attribute_shares(images: UInt8[Tensor, "batch 3 size size"], captions: Seque
 
     The two objects are paired with the caption's in the order that suits the picture best. For captions of one object,
     `relation` says whether the picture shows one object only.
+
+    Raises:
+        ValueError: there are no pictures.
     """
+    if not captions:
+        raise ValueError("captions must not be empty: there is no mean over no pictures")
     scenes = read_scenes(images)
     shares = [_attribute_shares(scene, parse_caption(caption)) for scene, caption in zip(scenes, captions, strict=True)]
     return {name: sum(share[name] for share in shares) / len(shares) for name in shares[0]}
