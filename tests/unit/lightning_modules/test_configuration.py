@@ -1,0 +1,56 @@
+"""Mappings as configurations."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from lightning_dalle.lightning_modules.configuration import as_config
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: float
+
+
+@dataclass(frozen=True)
+class Outer:
+    size: int
+    inner: Inner = Inner(1.0)
+
+
+def test_a_configuration_passes() -> None:
+    outer = Outer(1)
+    assert as_config(Outer, outer, "outer") is outer
+
+
+@pytest.mark.parametrize("value", [Outer(2, Inner(3.0)), Outer(5)])
+def test_mapping_of_a_configuration_gives_it_back(value: Outer) -> None:
+    assert as_config(Outer, dataclasses.asdict(value), "outer") == value
+
+
+def test_absent_fields_take_their_defaults() -> None:
+    assert as_config(Outer, {"size": 2}, "outer") == Outer(2)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        (
+            {"size": 1, "sise": 2},
+            r"outer has unknown fields \['sise'\] and lacks \[\]; the fields of Outer are size, in",
+        ),
+        ({}, r"outer has unknown fields \[\] and lacks \['size'\]"),
+        ({"size": 1, "inner": {"speed": 1}}, r"outer.inner has unknown fields \['speed'\] and lacks \['rate'\]"),
+    ],
+)
+def test_other_fields_are_named(mapping: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        as_config(Outer, mapping, "outer")
+
+
+def test_other_types_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"outer \(7\) must be a Outer or a mapping of its fields"):
+        as_config(Outer, 7, "outer")
