@@ -4,6 +4,28 @@ Public names load on first use (PEP 562): importing the package alone pulls neit
 """
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning_dalle.callbacks import (
+        CLIPReranking as CLIPReranking,
+        ImageGenerationMetrics as ImageGenerationMetrics,
+    )
+    from lightning_dalle.data.captioned_images import CaptionedImages as CaptionedImages
+    from lightning_dalle.data.captioned_shapes import CaptionedShapes as CaptionedShapes
+    from lightning_dalle.data.open_moji import OpenMoji as OpenMoji
+    from lightning_dalle.data.tokenizer import CaptionTokenizer as CaptionTokenizer
+    from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule as ContrastiveModule
+    from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule as DiscreteVAEModule
+    from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule as TextToImageModule
+    from lightning_dalle.models.contrastive import ContrastiveConfig as ContrastiveConfig
+    from lightning_dalle.models.discrete_vae import DiscreteVAE as DiscreteVAE, DiscreteVAEConfig as DiscreteVAEConfig
+    from lightning_dalle.models.openai_checkpoint import load_openai as load_openai
+    from lightning_dalle.models.sparse_transformer import (
+        SparseTransformer as SparseTransformer,
+        SparseTransformerConfig as SparseTransformerConfig,
+    )
+    from lightning_dalle.ops.attention import AttentionPattern as AttentionPattern
 
 __version__ = "0.1.0"
 

@@ -7,7 +7,7 @@ from types import ModuleType
 def require(module: str, extra: str) -> ModuleType:
     """Import a package that an extra of this distribution brings.
 
-    Called where the package is used, never at import, so that every module imports with the required dependencies alone.
+    Called where the package is used, never at import: every module imports with the required dependencies alone.
 
     Args:
         module: Name as in an import statement, submodules included.

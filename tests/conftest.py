@@ -1,4 +1,4 @@
-"""Settings of the whole suite: shapes are checked, W&B stays in a temporary folder, and a test that leaks something fails."""
+"""Settings of the whole suite: shapes are checked, W&B writes to a temporary folder, and a test that leaks fails."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,16 +35,9 @@ def _quiet_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
 
 @pytest.fixture(autouse=True)
 def _no_leaks(_quiet_environment: None) -> Iterator[None]:
-    """Fails a test that leaves a process group, a thread, an environment variable or a file in the repository behind."""
+    """Fails a test that leaves a process group, a thread, a variable or a file in the repository behind."""
     before = Surroundings.now(REPOSITORY)
     yield
     leaks = before.leaks_since(REPOSITORY)
     if leaks:
         pytest.fail("this test leaked " + "; ".join(leaks), pytrace=False)
-
-
-@pytest.fixture
-def fixed_seed() -> int:
-    """Seeds torch's global stream, for initial weights; a test that draws passes its own generator."""
-    torch.manual_seed(0)
-    return 0

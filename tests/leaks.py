@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Set by seed_everything, by pytest for each phase, and by libraries once when they are first imported.
-_ALLOWED_VARIABLES = {"PL_GLOBAL_SEED", "PL_SEED_WORKERS", "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+_ALLOWED_VARIABLES = {
+    "PL_GLOBAL_SEED",
+    "PL_SEED_WORKERS",
+    "PYTEST_CURRENT_TEST",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "TORCHINDUCTOR_CACHE_DIR",
+}
 _TOOL_FOLDERS = {".git", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".import_linter_cache", "__pycache__"}
 _GRACE_SECONDS = 2.0
 
@@ -29,7 +35,7 @@ class Surroundings:
         )
 
     def leaks_since(self, folder: Path) -> list[str]:
-        """What came since, in words. Variables and the process group are also put back, so that one test fails and not all."""
+        """What came since, in words. Variables and the process group are also put back: one test fails, not all."""
         return [
             *_leaked_process_group(),
             *self._leaked_threads(),

@@ -17,8 +17,8 @@ RankFunction = Callable[..., Any]
 def run_ranks(function: RankFunction, world_size: int, *arguments: Any, timeout: float = 60.0) -> list[Any]:
     """Runs `function(rank, *arguments)` on every rank and returns the results in the order of ranks.
 
-    The group meets through a file, so that tests at the same time never share a port. Preloading torch makes a rank start
-    in about a second; `torch._dynamo` is imported by the first optimizer.
+    The group meets through a file, so that tests at the same time never share a port. Preloading torch makes a rank
+    start in about a second; `torch._dynamo` is imported by the first optimizer.
 
     Raises:
         RuntimeError: With the traceback of the first rank that failed, or the names of the ranks that did not answer in

@@ -1,0 +1,27 @@
+"""Recipes by name: those of the package, and a user's own by their paths."""
+
+from importlib.resources import as_file, files
+from pathlib import Path
+
+
+def packaged_recipes() -> dict[str, Path]:
+    """Name, as `shapes/discrete_vae.yaml`, -> file of every recipe that comes with the package."""
+    with as_file(files("lightning_dalle") / "recipes") as folder:
+        return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe: `name` as a path, else the packaged one of that name, its ending left out or not.
+
+    Raises:
+        FileNotFoundError: If there is neither.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    recipes = packaged_recipes()
+    for known in (name, f"{name}.yaml"):
+        if known in recipes:
+            return recipes[known]
+    raise FileNotFoundError(
+        f"config ({name}) must be a file or a recipe of the package; the package has {', '.join(recipes) or 'none'}"
+    )
