@@ -116,8 +116,8 @@ class DiscreteVAEModule(LightningModule):
             betas=(0.9, 0.999),
             eps=1e-8,
             weight_decay=training.weight_decay,
-            # On CUDA Lightning refuses to clip gradients for a fused optimizer under 16-mixed precision.
-            fused=True if self.device.type == "cpu" else None,
+            # Not fused: Lightning refuses to clip the gradients of a fused optimizer under mixed precision.
+            foreach=True,
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: training.step_size(update))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

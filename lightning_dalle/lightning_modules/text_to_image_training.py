@@ -83,8 +83,8 @@ def build_optimizer(network: nn.Module, training: TextToImageTraining) -> torch.
         betas=(training.beta1, training.beta2),
         eps=training.epsilon,
         weight_decay=training.weight_decay,
-        # On CUDA Lightning refuses to clip gradients for a fused optimizer under 16-mixed precision.
-        fused=True if all(parameter.device.type == "cpu" for parameter in decayed) else None,
+        # Not fused: Lightning refuses to clip the gradients of a fused optimizer under mixed precision.
+        foreach=True,
     )
 
 
