@@ -31,7 +31,7 @@ class CodebookUse(Metric):
         self.counts += torch.bincount(ids.flatten(), minlength=len(self.counts))
 
     def compute(self) -> dict[str, Float[Tensor, ""]]:
-        """Return ``codes_used`` and ``code_perplexity``."""
+        """Return `codes_used` and `code_perplexity`."""
         frequencies = self.counts / self.counts.sum()
         entropy = torch.special.entr(frequencies).sum()
         return {"codes_used": (self.counts > 0).sum().float(), "code_perplexity": entropy.exp()}

@@ -9,11 +9,11 @@ Config = TypeVar("Config")
 
 
 def as_config(config_class: type[Config], value: Config | Mapping[str, Any], argument: str) -> Config:
-    """Return ``value`` as a ``config_class``, also where fields of it are configurations themselves.
+    """Return `value` as a `config_class`, also where fields of it are configurations themselves.
 
     Args:
         config_class: A dataclass.
-        value: One of them, or a mapping from its field names, as :func:`dataclasses.asdict` gives it.
+        value: One of them, or a mapping from its field names, as `dataclasses.asdict` gives it.
         argument: Name of the argument the value came from, for the error messages.
 
     Raises:

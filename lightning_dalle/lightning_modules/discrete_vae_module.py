@@ -63,17 +63,17 @@ class DiscreteVAETraining:
 
 
 class DiscreteVAEModule(LightningModule):
-    """Maximises the evidence lower bound of a :class:`DiscreteVAE` with relaxed codes.
+    """Maximises the evidence lower bound of a `DiscreteVAE` with relaxed codes.
 
-    Batches are mappings with an ``"image"`` of ``uint8`` pixels, shaped (batch, 3, image_size, image_size).
-    Logged under ``train/``, ``val/`` or ``test/``:
+    Batches are mappings with an `"image"` of `uint8` pixels, shaped (batch, 3, image_size, image_size).
+    Logged under `train/`, `val/` or `test/`:
 
-    - ``elb_relaxed``: nats per pixel value, with relaxed codes and a KL weight of 1.
-    - ``elb_hard``: the same with codes sampled from the encoder's distribution, the true bound (evaluation only).
-    - ``kl``: from the uniform prior, in nats per position, at most ln K.
-    - ``loss``, ``temperature``, ``kl_weight``: as trained (training only).
-    - ``psnr``: of ``decode(encode(images))`` in dB (evaluation only).
-    - ``codes_used``, ``code_perplexity``: over the evaluation set (evaluation only).
+    - `elb_relaxed`: nats per pixel value, with relaxed codes and a KL weight of 1.
+    - `elb_hard`: the same with codes sampled from the encoder's distribution, the true bound (evaluation only).
+    - `kl`: from the uniform prior, in nats per position, at most ln K.
+    - `loss`, `temperature`, `kl_weight`: as trained (training only).
+    - `psnr`: of `decode(encode(images))` in dB (evaluation only).
+    - `codes_used`, `code_perplexity`: over the evaluation set (evaluation only).
 
     Args:
         network: Sizes.
@@ -99,11 +99,11 @@ class DiscreteVAEModule(LightningModule):
     def encode(
         self, images: UInt8[Tensor, "batch 3 height width"] | Float[Tensor, "batch 3 height width"]
     ) -> Int[Tensor, "batch tokens"]:
-        """Return the most probable codes; see :meth:`DiscreteVAE.encode`."""
+        """Return the most probable codes; see `DiscreteVAE.encode`."""
         return self.network.encode(images)
 
     def decode(self, ids: Int[Tensor, "batch tokens"]) -> UInt8[Tensor, "batch 3 height width"]:
-        """Return the images of codes; see :meth:`DiscreteVAE.decode`."""
+        """Return the images of codes; see `DiscreteVAE.decode`."""
         return self.network.decode(ids)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
@@ -236,7 +236,7 @@ class DiscreteVAEModule(LightningModule):
 
 
 def _first_images(data: LightningDataModule) -> UInt8[Tensor, "batch 3 height width"]:
-    """Return about ``NUM_PATCH_IMAGES`` training images, or all where there are fewer."""
+    """Return about `NUM_PATCH_IMAGES` training images, or all where there are fewer."""
     images: list[Tensor] = []
     for batch in data.train_dataloader():
         images.append(batch["image"])

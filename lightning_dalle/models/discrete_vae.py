@@ -1,5 +1,6 @@
 """The discrete VAE of the DALL-E paper (appendix A): images to a grid of codes and back."""
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -15,19 +16,19 @@ from lightning_dalle.ops.logit_laplace import map_pixels, unmap_pixels
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteVAEConfig:
-    """Sizes of a :class:`DiscreteVAE`; the defaults are those of the released model.
+    """Sizes of a `DiscreteVAE`; the defaults are those of the released model.
 
     Attributes:
-        image_size: Height and width in pixels, a multiple of ``stride``.
+        image_size: Height and width in pixels, a multiple of `stride`.
         codebook_size: K, the number of codes.
         hidden_width: Channels at full resolution, a multiple of 4; they double at each halving of the resolution.
         num_groups: Groups of blocks; the resolution is halved between them.
         blocks_per_group: Residual blocks of a group.
         decoder_input_width: Channels of the code embedding that the decoder starts from.
-        min_log_scale: Smooth floor of ln b. Not in the paper (``None``): on flat image areas its density is unbounded,
+        min_log_scale: Smooth floor of ln b. Not in the paper (`None`): on flat image areas its density is unbounded,
             and a small network spends itself there.
         patch_codebook: Add an affine map from patch to logits and a table from code to patch, so that k-means can
-            initialise the code (:meth:`DiscreteVAE.initialise_patch_codebook`). Not in the paper.
+            initialise the code (`DiscreteVAE.initialise_patch_codebook`). Not in the paper.
 
     Raises:
         ValueError: If a size is not positive, or not a multiple where it has to be.
@@ -75,7 +76,7 @@ class DiscreteVAEConfig:
 
 
 class Encoder(nn.Module):
-    """Mapped pixels to logits over the codes; the layout of the released ``dall_e.Encoder``."""
+    """Mapped pixels to logits over the codes; the layout of the released `dall_e.Encoder`."""
 
     def __init__(self, config: DiscreteVAEConfig) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Codes to the parameters of the pixels' density; the layout of the released ``dall_e.Decoder``."""
+    """Codes to the parameters of the pixels' density; the layout of the released `dall_e.Decoder`."""
 
     def __init__(self, config: DiscreteVAEConfig) -> None:
         super().__init__()
@@ -147,7 +148,7 @@ class Decoder(nn.Module):
 class DiscreteVAE(nn.Module):
     """Encoder and decoder with a codebook between them.
 
-    Fully convolutional, except that :meth:`decode` takes its grid from ``config.image_size``.
+    Fully convolutional, except that `decode` takes its grid from `config.image_size`.
 
     Example:
         >>> network = DiscreteVAE(DiscreteVAEConfig(image_size=16, codebook_size=8, hidden_width=8, num_groups=3))
@@ -165,7 +166,7 @@ class DiscreteVAE(nn.Module):
     def encode_logits(
         self, mapped: Float[Tensor, "batch 3 height width"]
     ) -> Float[Tensor, "batch codes grid_height grid_width"]:
-        """Return the logits of the codes of images that :func:`map_pixels` has mapped."""
+        """Return the logits of the codes of images that `map_pixels` has mapped."""
         return self.encoder(mapped)
 
     def decode_maps(
@@ -177,6 +178,11 @@ class DiscreteVAE(nn.Module):
         # Softplus and not a clamp: below a clamp the scale would get no gradient to rise again.
         return mu, log_scale if floor is None else floor + functional.softplus(log_scale - floor)
 
+    def _before_floor(self, log_scale: float) -> float:
+        """Return the decoder's output that `decode_maps` turns into `log_scale`, or almost into the floor."""
+        floor = self.config.min_log_scale
+        return log_scale if floor is None else floor + math.log(math.expm1(max(log_scale - floor, 0.05)))
+
     @torch.no_grad()
     def encode(
         self, images: UInt8[Tensor, "batch 3 height width"] | Float[Tensor, "batch 3 height width"]
@@ -184,10 +190,10 @@ class DiscreteVAE(nn.Module):
         """Return the most probable codes in raster order, without noise.
 
         Args:
-            images: ``uint8`` in 0..255, or floating point in ``[0, 1]``.
+            images: `uint8` in 0..255, or floating point in `[0, 1]`.
 
         Raises:
-            ValueError: If the images are not of ``config.image_size``.
+            ValueError: If the images are not of `config.image_size`.
         """
         size = self.config.image_size
         if tuple(images.shape[1:]) != (3, size, size):
@@ -202,7 +208,7 @@ class DiscreteVAE(nn.Module):
         """Return the images at the density's mode in logit space, ignoring ln b (appendix A.3).
 
         Raises:
-            ValueError: If the number of codes is not that of ``config.image_size``.
+            ValueError: If the number of codes is not that of `config.image_size`.
         """
         grid = self.config.grid_size
         if ids.ndim != 2 or ids.shape[1] != grid**2:
@@ -221,11 +227,11 @@ class DiscreteVAE(nn.Module):
         temperature: float = 1.0,
         seed: int = 0,
     ) -> None:
-        """Set the patch codebook by k-means over ``images`` and silence the convolutions' outputs at the start.
+        """Set the patch codebook by k-means over `images` and silence the convolutions' outputs at the start.
 
         Args:
             images: Training images, a few hundred or more.
-            temperature: Divides the codebook's logits; see :func:`~lightning_dalle.models.patch_codebook`.
+            temperature: Divides the codebook's logits; see `lightning_dalle.models.patch_codebook`.
             seed: The result is a function of the images and the seed.
 
         Raises:
@@ -243,7 +249,7 @@ class DiscreteVAE(nn.Module):
         for convolution in outputs:
             convolution.w.zero_()
             convolution.b.zero_()
-        outputs[1].b[3:] = fitted.log_scale
+        outputs[1].b[3:] = self._before_floor(fitted.log_scale)
 
     @property
     def needs_patch_codebook(self) -> bool:

@@ -1,7 +1,7 @@
 """The released discrete VAE, read without executing the pickles it comes in.
 
-OpenAI's ``encoder.pkl`` and ``decoder.pkl`` are whole modules written by ``torch.save``; loading one the ordinary way
-runs whatever its pickle asks for. Here torch's ``weights_only`` reader takes the tensors, the modules' classes are
+OpenAI's `encoder.pkl` and `decoder.pkl` are whole modules written by `torch.save`; loading one the ordinary way
+runs whatever its pickle asks for. Here torch's `weights_only` reader takes the tensors, the modules' classes are
 replaced by inert stand-ins, and any other name is refused.
 """
 
@@ -41,8 +41,8 @@ def load_openai(
     """Read the released encoder and decoder.
 
     Args:
-        encoder_path: The released ``encoder.pkl``, or a state dict of it written by ``torch.save``.
-        decoder_path: The released ``decoder.pkl``, or a state dict of it.
+        encoder_path: The released `encoder.pkl`, or a state dict of it written by `torch.save`.
+        decoder_path: The released `decoder.pkl`, or a state dict of it.
         image_size: The network is fully convolutional; the released one was trained at 256.
 
     Raises:
@@ -57,9 +57,9 @@ def load_openai(
 def from_openai_state_dicts(
     encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor], *, image_size: int = 256
 ) -> DiscreteVAE:
-    """Build the network whose sizes the state dicts of ``dall_e.Encoder`` and ``dall_e.Decoder`` show.
+    """Build the network whose sizes the state dicts of `dall_e.Encoder` and `dall_e.Decoder` show.
 
-    The other way needs no function: ``network.encoder.state_dict()`` is what ``dall_e.Encoder`` loads.
+    The other way needs no function: `network.encoder.state_dict()` is what `dall_e.Encoder` loads.
 
     Raises:
         ValueError: If a name is not one of the released layout.
@@ -91,7 +91,7 @@ def from_openai_state_dicts(
 
 
 def read_openai_state_dict(path: str | PathLike[str]) -> dict[str, Tensor]:
-    """Return the named tensors of a released module, or of a state dict, written by ``torch.save``.
+    """Return the named tensors of a released module, or of a state dict, written by `torch.save`.
 
     Raises:
         ValueError: If the file asks for anything but tensors and the released classes.
@@ -115,7 +115,7 @@ def read_openai_state_dict(path: str | PathLike[str]) -> dict[str, Tensor]:
 
 
 def _named_tensors(module: _InertModule, prefix: str = "") -> dict[str, Tensor]:
-    """Walk the attributes that a pickled ``nn.Module`` consists of."""
+    """Walk the attributes that a pickled `nn.Module` consists of."""
     attributes = vars(module)
     tensors = {prefix + name: parameter.detach() for name, parameter in attributes.get("_parameters", {}).items()}
     for name, child in attributes.get("_modules", {}).items():

@@ -1,6 +1,6 @@
 """A vector-quantising shortcut around the discrete VAE's convolutions, which k-means can initialise.
 
-The index of the nearest of K patches c is ``argmax_k (2 c_k . x - |c_k|^2)``, affine in the patch x. Added to the
+The index of the nearest of K patches c is `argmax_k (2 c_k . x - |c_k|^2)`, affine in the patch x. Added to the
 encoder's logits, with a table from code to patch added to the decoder's mu, it makes a plain codebook of patches a
 point that training starts from, and the paper's convolutions a refinement of it. Not in the paper.
 """
@@ -74,7 +74,7 @@ def fit_patch_codebook(
     """Cluster patches by k-means among mapped pixels, where the error is that of PSNR.
 
     Args:
-        mapped: Images as :func:`~lightning_dalle.ops.logit_laplace.map_pixels` gives them.
+        mapped: Images as `map_pixels` gives them.
         codebook_size: Number of clusters.
         stride: Side of a patch, in pixels.
         temperature: Divides the logits; at 1 they are those of the posterior of a mixture of isotropic Gaussians with

@@ -39,7 +39,7 @@ class Convolution(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Bottleneck block: identity path + ``gain`` * four convolutions, each after a ReLU (appendix A.2)."""
+    """Bottleneck block: identity path + `gain` * four convolutions, each after a ReLU (appendix A.2)."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_sizes: KernelSizes, gain: float):
         super().__init__()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def gumbel_noise(like: Float[Tensor, "..."], generator: torch.Generator | None = None) -> Float[Tensor, "..."]:
-    """Draw standard Gumbel noise of the shape, type and device of ``like``."""
+    """Draw standard Gumbel noise of the shape, type and device of `like`."""
     # Inverting uniforms takes a fifth of the time of exponential_() on a CPU.
     uniforms = torch.empty_like(like).uniform_(generator=generator).clamp_(min=torch.finfo(like.dtype).tiny)
     return uniforms.log_().neg_().log_().neg_()
@@ -24,7 +24,7 @@ def gumbel_softmax(
     Args:
         logits: Unnormalised log-probabilities along dimension 1.
         temperature: Above 0; the samples become one-hot as it falls to 0.
-        noise: From :func:`gumbel_noise`. ``(logits + noise).argmax(1)`` is the exact sample that is relaxed here.
+        noise: From `gumbel_noise`. `(logits + noise).argmax(1)` is the exact sample that is relaxed here.
     """
     return ((logits + noise) / temperature).softmax(dim=1)
 

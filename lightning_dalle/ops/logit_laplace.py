@@ -11,10 +11,10 @@ EPSILON = 0.1
 
 
 def map_pixels(images: Float[Tensor, "..."] | UInt8[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Map pixels affinely into ``[EPSILON, 1 - EPSILON]``, the paper's phi.
+    """Map pixels affinely into `[EPSILON, 1 - EPSILON]`, the paper's phi.
 
     Args:
-        images: Either ``uint8`` in 0..255 or floating point in ``[0, 1]``.
+        images: Either `uint8` in 0..255 or floating point in `[0, 1]`.
     """
     if images.dtype == torch.uint8:
         images = images.float() / 255
@@ -22,7 +22,7 @@ def map_pixels(images: Float[Tensor, "..."] | UInt8[Tensor, "..."]) -> Float[Ten
 
 
 def unmap_pixels(mapped: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Invert :func:`map_pixels` and clamp to ``[0, 1]``."""
+    """Invert `map_pixels` and clamp to `[0, 1]`."""
     return ((mapped - EPSILON) / (1 - 2 * EPSILON)).clamp(0, 1)
 
 
@@ -32,7 +32,7 @@ def logit_laplace_log_density(
     """Return ln f(x | mu, b) of the density on (0, 1), in nats (appendix A.3, equation 2).
 
     Args:
-        mapped: Values strictly inside (0, 1), as :func:`map_pixels` gives them.
+        mapped: Values strictly inside (0, 1), as `map_pixels` gives them.
         mu: Location, in logit units.
         log_scale: ln b.
     """
@@ -45,8 +45,8 @@ def dequantise(mapped: Float[Tensor, "..."], generator: torch.Generator | None =
     """Spread 8-bit pixels uniformly over the grey level they were rounded to, so that their density is bounded.
 
     Args:
-        mapped: From :func:`map_pixels`; the result stays inside (0, 1).
-        generator: On the device of ``mapped``.
+        mapped: From `map_pixels`; the result stays inside (0, 1).
+        generator: On the device of `mapped`.
     """
     noise = torch.empty_like(mapped).uniform_(-0.5, 0.5, generator=generator)
     return mapped + noise * ((1 - 2 * EPSILON) / 255)

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CosineSchedule:
-    """From ``start`` to ``end`` along half a cosine period, flat at both ends, and ``end`` from then on.
+    """From `start` to `end` along half a cosine period, flat at both ends, and `end` from then on.
 
     The DALL-E paper says "cosine" only; the half period is our reading of it.
 
     Attributes:
         start: Value at update 0.
-        end: Value at update ``updates`` and after it.
-        updates: Optimizer updates of the way; with 0 the value is ``end`` from the beginning.
+        end: Value at update `updates` and after it.
+        updates: Optimizer updates of the way; with 0 the value is `end` from the beginning.
 
     Raises:
-        ValueError: If ``updates`` is negative.
+        ValueError: If `updates` is negative.
     """
 
     start: float

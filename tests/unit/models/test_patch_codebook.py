@@ -1,5 +1,7 @@
 """The patch codebook: k-means as a starting point of the network."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -34,12 +36,20 @@ def test_initialised_network_is_nearest_neighbour_quantisation(images: torch.Ten
     torch.testing.assert_close(mu.sigmoid(), quantised, rtol=0, atol=1e-6)
 
 
-def test_initial_log_scale_maximises_the_density(images: torch.Tensor) -> None:
-    network = DiscreteVAE(CONFIG)
+@pytest.mark.parametrize("min_log_scale", [None, -1.5])
+def test_initial_log_scale_maximises_the_density(images: torch.Tensor, min_log_scale: float | None) -> None:
+    network = DiscreteVAE(dataclasses.replace(CONFIG, min_log_scale=min_log_scale))
     network.initialise_patch_codebook(images)
     mu, log_scale = network.decode_maps(network.encode(images).view(32, 4, 4))
     deviation = (map_pixels(images).logit() - mu).abs().mean()
     torch.testing.assert_close(log_scale.flatten()[0].exp(), deviation)
+
+
+def test_initial_log_scale_below_its_floor_starts_near_it(images: torch.Tensor) -> None:
+    network = DiscreteVAE(dataclasses.replace(CONFIG, min_log_scale=2.0))
+    network.initialise_patch_codebook(images)
+    _, log_scale = network.decode_maps(network.encode(images).view(32, 4, 4))
+    torch.testing.assert_close(log_scale, torch.full_like(log_scale, 2.05))
 
 
 def test_initialisation_depends_on_images_and_seed_alone(images: torch.Tensor) -> None:

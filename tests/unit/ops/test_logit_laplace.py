@@ -3,8 +3,7 @@
 import dall_e
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from lightning_dalle.ops.logit_laplace import dequantise, logit_laplace_log_density, map_pixels, unmap_pixels
 

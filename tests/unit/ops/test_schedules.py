@@ -1,8 +1,7 @@
 """Schedules of values over updates."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from lightning_dalle.ops.schedules import CosineSchedule
 
