@@ -1,4 +1,4 @@
-"""The paper's two augmentations of training images (listings 1 and 2), and none.
+"""The paper's two augmentations of training images (listings 1 and 2), and what stands in for none.
 
 All take an RGB image of any size and give a square one. The generator is the only source of chance.
 """
@@ -90,24 +90,22 @@ def _middle_offset(slack: int, generator: np.random.Generator) -> int:
     return int(generator.integers(low, max(low + 1, 5 * slack // 8)))
 
 
-def middle_square(
-    image: Image, target_size: int, generator: np.random.Generator | None = None
-) -> UInt8[np.ndarray, "3 target_size target_size"]:
-    """No chance: the square in the middle, resized to the target. Used for validation and for `none`."""
+def middle_square(image: Image, target_size: int) -> UInt8[np.ndarray, "3 target_size target_size"]:
+    """The square in the middle, resized to the target: what validation sees."""
     side = min(image.shape[1:])
     top, left = ((length - side) // 2 for length in image.shape[1:])
     return np.ascontiguousarray(area_resize(_crop(image, top, left, side), target_size))
 
 
-AUGMENTATIONS: dict[str, Augmentation] = {
-    "none": middle_square,
+AUGMENTATIONS: dict[str, Augmentation | None] = {
+    "none": None,
     "discrete_vae": discrete_vae_augmentation,
     "text_to_image": text_to_image_augmentation,
 }
 
 
-def augmentation_named(name: str) -> Augmentation:
-    """The augmentation of that name.
+def augmentation_named(name: str) -> Augmentation | None:
+    """The augmentation of that name, None for `none`.
 
     Raises:
         ValueError: there is none.

@@ -7,7 +7,7 @@ from typing import Literal
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
-from lightning_dalle.data.augmentation import augmentation_named, middle_square
+from lightning_dalle.data.augmentation import augmentation_named
 from lightning_dalle.data.captioned_dataset import CaptionedDataset, CaptionedSource
 from lightning_dalle.data.keyed_random import check_seed
 from lightning_dalle.data.resumable_loader import KeyedSampler, ResumableLoader
@@ -92,7 +92,6 @@ class CaptionedDataModule(LightningDataModule, ABC):
             self.source(split),
             self.image_size,
             seed=self.seed,
-            augmentation=middle_square,
             tokenizer=self.tokenizer,
             text_tokens=self.text_tokens,
         )

@@ -31,6 +31,7 @@ class CaptionedSource(Protocol):
 class CaptionedDataset(Dataset):
     """Images cut to size, captions, and their ids if there is a tokenizer.
 
+    Without augmentation an image is its middle square, resized.
     Indexed by (epoch, index), or by an index alone outside of training.
     """
 
@@ -40,7 +41,7 @@ class CaptionedDataset(Dataset):
         image_size: int,
         *,
         seed: int = 0,
-        augmentation: Augmentation = middle_square,
+        augmentation: Augmentation | None = None,
         tokenizer: CaptionTokenizer | None = None,
         text_tokens: int = 256,
         dropout: float = 0.0,
@@ -59,7 +60,10 @@ class CaptionedDataset(Dataset):
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
         image, caption = self.source.sample(index)
-        image = self.augmentation(image, self.image_size, keyed_generator(self.seed, epoch, index, _CROP))
+        if self.augmentation is None:
+            image = middle_square(image, self.image_size)
+        else:
+            image = self.augmentation(image, self.image_size, keyed_generator(self.seed, epoch, index, _CROP))
         sample = {"image": torch.from_numpy(image), "caption": caption}
         if self.tokenizer is not None:
             seed = int(keyed_generator(self.seed, epoch, index, _DROPOUT).integers(2**62)) if self.dropout else None

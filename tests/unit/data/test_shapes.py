@@ -32,7 +32,13 @@ def test_a_caption_is_parsed_to_the_scene_it_was_made_from(relation: str | None)
 
 @pytest.mark.parametrize(
     "caption",
-    ["", "a red circle", "a small red circle above", "a small red circle near a large red circle", "a small red circle!"],
+    [
+        "",
+        "a red circle",
+        "a small red circle above",
+        "a small red circle near a large red circle",
+        "a small red circle!",
+    ],
 )
 def test_a_caption_of_something_else_is_refused(caption: str) -> None:
     with pytest.raises(ValueError, match="does not describe shapes; write it like 'a small red circle'"):

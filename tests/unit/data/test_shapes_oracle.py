@@ -65,7 +65,9 @@ def test_pictures_quantised_by_patches_are_read(clean: Tensor, captions: list[st
     """512 codes for 4 x 4 patches: what a good discrete autoencoder keeps."""
     patches = clean.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2) / 255
     codes = k_means(patches, 512, iterations=4, seed=0)
-    coded = codes[nearest_centre(patches, codes)].reshape(-1, 8, 8, 3, 4, 4).permute(0, 3, 1, 4, 2, 5).reshape(clean.shape)
+    coded = (
+        codes[nearest_centre(patches, codes)].reshape(-1, 8, 8, 3, 4, 4).permute(0, 3, 1, 4, 2, 5).reshape(clean.shape)
+    )
     quantised = (coded * 255).round().clamp(0, 255).to(torch.uint8)
     assert matches_each(quantised, captions).float().mean() >= 0.98
 
