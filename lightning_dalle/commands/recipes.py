@@ -5,13 +5,13 @@ from pathlib import Path
 
 
 def packaged_recipes() -> dict[str, Path]:
-    """Name, as `shapes/discrete_vae.yaml`, -> file of every recipe that comes with the package."""
+    """Name, as `shapes/discrete_vae`, -> file of every recipe that comes with the package."""
     with as_file(files("lightning_dalle") / "recipes") as folder:
-        return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+        return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a recipe: `name` as a path, else the packaged one of that name, its ending left out or not.
+    """The file of a recipe: `name` as a path, else the packaged recipe of that name.
 
     Raises:
         FileNotFoundError: If there is neither.
@@ -19,9 +19,6 @@ def find_recipe(name: str) -> Path:
     if Path(name).is_file():
         return Path(name)
     recipes = packaged_recipes()
-    for known in (name, f"{name}.yaml"):
-        if known in recipes:
-            return recipes[known]
-    raise FileNotFoundError(
-        f"config ({name}) must be a file or a recipe of the package; the package has {', '.join(recipes) or 'none'}"
-    )
+    if name.removesuffix(".yaml") in recipes:
+        return recipes[name.removesuffix(".yaml")]
+    raise FileNotFoundError(f"config ({name}) must be a file or a recipe of the package, one of {', '.join(recipes)}")
