@@ -58,7 +58,7 @@ def _fit_rank(rank: int) -> tuple[dict[str, Tensor], float]:
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_gradient_on_two_ranks_is_that_of_one_process_on_the_joined_batch() -> None:
     expected, loss = _fit(list(range(6)), devices=1)
-    ranks = run_ranks(_fit_rank, 2)
+    ranks = run_ranks(_fit_rank, 2, timeout=180)
     for gradients, _ in ranks:
         # Sums of other order in fp32.
         torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,35 @@
+"""What the callbacks ask of a LightningModule and of a scorer; nothing else of them is used."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+
+@runtime_checkable
+class CandidateGenerator(Protocol):
+    """A model that draws images of captions."""
+
+    def generate(
+        self,
+        captions: Sequence[str],
+        num_candidates: int = ...,
+        *,
+        generator: torch.Generator | None = ...,
+        **options: Any,
+    ) -> UInt8[Tensor, "captions num_candidates 3 height width"]:
+        """Draw `num_candidates` images of each caption, with random numbers from `generator`, on the model's device."""
+        ...
+
+
+@runtime_checkable
+class ImageTextScorer(Protocol):
+    """A model that says how well images fit captions."""
+
+    def score(
+        self, images: UInt8[Tensor, "images 3 height width"], captions: Sequence[str]
+    ) -> Float[Tensor, "images captions"]:
+        """Return one score for each pair, higher is better; takes any number of images and encodes them in chunks."""
+        ...

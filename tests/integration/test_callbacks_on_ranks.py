@@ -1,0 +1,73 @@
+"""The callbacks on two ranks; apart from the loggers, which would cost each rank seconds to import."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader
+
+from lightning_dalle.callbacks import CLIPReranking, ImageGenerationMetrics
+from tests.foreign_module import LIGHTNING_WARNINGS, QUIET, Brightness, MeanColour, Painter, painted_images
+from tests.ranks import run_ranks
+
+pytestmark = LIGHTNING_WARNINGS
+PROMPTS = ["light", "grey", "dark"]
+
+
+class _CountingDDP(DDPStrategy):
+    def __init__(self) -> None:
+        super().__init__(process_group_backend="gloo")
+        self.barriers: list[str | None] = []
+
+    def barrier(self, name: str | None = None) -> None:
+        self.barriers.append(name)
+        super().barrier(name)
+
+
+def _validate_rank(rank: int, cases: list[list[int]], folder: Path) -> list[dict[str, Any]]:
+    # Tells Lightning that the ranks are there already.
+    os.environ["LOCAL_RANK"] = str(rank)
+    return [_validate(rank, shares, folder / str(shares[0])) for shares in cases]
+
+
+def _validate(rank: int, shares: list[int], folder: Path) -> dict[str, Any]:
+    start = sum(shares[:rank])
+    images = painted_images()[start : start + shares[rank]]
+    captions = ["dark", "grey", "light", "dark"][start : start + shares[rank]]
+    batches: Any = [{"image": images, "caption": captions}]
+    reranking = CLIPReranking(PROMPTS, Brightness(), num_candidates=4, keep=2)
+    metrics = ImageGenerationMetrics(MeanColour(), num_images=4, max_batch=2, cache_folder=folder)
+    painter, strategy = Painter(), _CountingDDP()
+    settings = {**QUIET, "devices": 2, "strategy": strategy, "callbacks": [reranking, metrics]}
+    Trainer(**settings).validate(painter, DataLoader(batches, batch_size=None), verbose=False)
+    assert reranking.result is not None
+    return {
+        "images": reranking.result.images,
+        "scores": reranking.result.scores,
+        "order": reranking.result.order,
+        "figures": metrics.scores,
+        "calls": [call["captions"] for call in painter.calls],
+        "barriers": [name for name in strategy.barriers if name in ("CLIPReranking", "ImageGenerationMetrics")],
+    }
+
+
+def test_ranks_share_the_work_whatever_each_has_of_the_validation_set(tmp_path: Path) -> None:
+    # The second rank has fewer images, then none at all. num_images (4) is 2 on each rank.
+    cases = [[3, 1], [4, 0]]
+    by_rank = run_ranks(_validate_rank, 2, cases, tmp_path, timeout=180)
+    for (first, second), num_images in zip(zip(*by_rank, strict=True), [3, 2], strict=True):
+        for name in ("images", "scores", "order", "figures"):
+            torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
+        assert first["figures"]["num_scored_images"] == num_images
+        # One call for the prompts, one for the metrics: as often on each rank.
+        assert [len(first["calls"]), len(second["calls"])] == [2, 2]
+        assert first["barriers"] == second["barriers"] == ["CLIPReranking", "ImageGenerationMetrics"]
+        # The last prompt fills the second rank's share and is counted once.
+        assert (first["calls"][0], second["calls"][0]) == (["light", "grey"], ["dark", "dark"])
+        means = first["images"].double().mean(dim=(2, 3, 4))
+        assert first["images"].shape == (3, 2, 3, 8, 8)
+        torch.testing.assert_close(means.float(), first["scores"].gather(1, first["order"]))
+        assert means[0].min() > means[1].max() > means[1].min() > means[2].max()
