@@ -41,6 +41,7 @@ class CaptionTokenizer:
         merges = json.loads(library_tokenizer.to_str())["model"]["merges"]
         self._ranks = {tuple(merge): rank for rank, merge in enumerate(merges)}
         self._vocabulary = library_tokenizer.get_vocab()
+        self._words = functools.lru_cache(maxsize=65536)(self._split)
         self._word_ids = functools.lru_cache(maxsize=65536)(self._merge_fully)
         self.num_truncated = 0
 
@@ -150,7 +151,7 @@ class CaptionTokenizer:
             tokens[position, : len(ids)] = torch.tensor(ids[:text_tokens], dtype=torch.int64)
         return tokens
 
-    def _words(self, caption: str) -> list[str]:
+    def _split(self, caption: str) -> list[str]:
         """The caption lower-cased and cut into words of byte symbols."""
         # A lone surrogate (a file name, broken JSON) has no UTF-8 form.
         text = caption.encode("utf-8", "replace").decode("utf-8")
