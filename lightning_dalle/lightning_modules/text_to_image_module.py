@@ -105,7 +105,7 @@ class TextToImageModule(LightningModule):
         prime: UInt8[Tensor, "primes 3 height width"] | Float[Tensor, "primes 3 height width"] | None = None,
         prime_rows: int | None = None,
         generator: torch.Generator | None = None,
-        max_batch: int = 64,
+        max_batch: int = 128,
         progress: bool = True,
     ) -> UInt8[Tensor, "captions num_candidates 3 height width"]:
         """Draws images of captions; a candidate does not depend on the other captions, nor on `max_batch`.

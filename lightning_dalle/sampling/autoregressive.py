@@ -25,7 +25,7 @@ def decode_image_tokens(
     guidance_scale: float = 1.0,
     prime_tokens: Int[Tensor, "primes primed"] | None = None,
     generator: torch.Generator | None = None,
-    max_batch: int = 64,
+    max_batch: int = 128,
     on_tokens: Callable[[int], None] | None = None,
 ) -> Int[Tensor, "captions num_candidates image"]:
     """Draws the image tokens of `num_candidates` images per caption.
@@ -49,7 +49,8 @@ def decode_image_tokens(
     _check_decoding(len(text_tokens), num_candidates, guidance_scale, prime_tokens, max_batch)
     uniforms = _candidate_uniforms(text_tokens, num_candidates, network.config.image_tokens, _draw_seed(generator))
     draw = partial(sample_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
-    with torch.inference_mode():
+    # Not inference mode, in which autocast would cast every weight again at every step.
+    with torch.no_grad():
         logits, caches = _start(network, text_tokens, prime_tokens, guided=guidance_scale != 1)
         chunks = []
         for candidates in torch.arange(len(uniforms), device=text_tokens.device).split(max_batch):
@@ -58,8 +59,7 @@ def decode_image_tokens(
             selected = logits[rows], [cache.select(rows) for cache in caches]
             drawn = _decode_rows(network, *selected, uniforms[candidates], draw, guidance_scale, on_tokens)
             chunks.append(drawn if prime_tokens is None else torch.cat([prime_tokens[captions], drawn], dim=1))
-    # Cloned, because a tensor made in inference mode refuses later changes in place.
-    return torch.cat(chunks).view(len(text_tokens), num_candidates, -1).clone()
+    return torch.cat(chunks).view(len(text_tokens), num_candidates, -1)
 
 
 def _start(

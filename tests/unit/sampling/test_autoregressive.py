@@ -161,6 +161,15 @@ def test_progress_counts_every_drawn_token(network: SparseTransformer, text: tor
     assert sum(drawn) == 3 * 3 * 8
 
 
+def test_autocast_casts_each_weight_once(network: SparseTransformer, text: torch.Tensor) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.profiler.profile() as profile:
+        decode_image_tokens(network, text)
+    casts = sum(event.count for event in profile.key_averages() if event.key == "aten::_to_copy")
+    parameters = sum(1 for _ in network.parameters())
+    # At most 20 activations a step: the inputs of 4 x 4 projections and of the head, and the logits.
+    assert casts < parameters + 20 * CONFIG.image_tokens
+
+
 def test_caller_s_tensors_and_the_network_s_mode_are_left_alone(
     network: SparseTransformer, text: torch.Tensor, prime: torch.Tensor
 ) -> None:
@@ -170,7 +179,7 @@ def test_caller_s_tensors_and_the_network_s_mode_are_left_alone(
     assert torch.equal(text, before[0])
     assert torch.equal(prime, before[1])
     assert network.training
-    decoded += 1  # A tensor of inference mode would refuse.
+    assert not decoded.is_inference()
 
 
 @pytest.mark.parametrize(
