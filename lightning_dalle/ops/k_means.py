@@ -37,7 +37,8 @@ def _plus_plus_seeds(
     """Choose each next seed with a probability proportional to its squared distance from the seeds so far."""
     uniforms = torch.rand(num_clusters, generator=generator, dtype=torch.float64).tolist()
     chosen = [int(uniforms[0] * len(points))]
-    squared_distances = (points - points[chosen[0]]).square().sum(dim=1)
+    squared_norms = points.square().sum(dim=1)
+    squared_distances = _squared_distances(points, squared_norms, chosen[0])
     for uniform in uniforms[1:]:
         cumulative = squared_distances.double().cumsum(dim=0)
         if cumulative[-1] <= 0:
@@ -48,5 +49,18 @@ def _plus_plus_seeds(
         # right=True never lands on a point of zero distance, that is on a seed taken before.
         index = torch.searchsorted(cumulative, uniform * cumulative[-1], right=True)
         chosen.append(min(int(index), len(points) - 1))
-        torch.minimum(squared_distances, (points - points[chosen[-1]]).square().sum(dim=1), out=squared_distances)
+        newest = _squared_distances(points, squared_norms, chosen[-1])
+        torch.minimum(squared_distances, newest, out=squared_distances)
     return points[chosen]
+
+
+def _squared_distances(
+    points: Float[Tensor, "points features"], squared_norms: Float[Tensor, " points"], index: int
+) -> Float[Tensor, " points"]:
+    """From one of the points to all, exactly 0 where rounding could hide that two are equal.
+
+    A matrix-vector product reads the points once; their differences would be written and read again for every seed.
+    """
+    sizes = squared_norms + squared_norms[index]
+    distances = torch.addmv(sizes, points, points[index], alpha=-2)
+    return distances.masked_fill(distances <= 4e-6 * sizes, 0)
