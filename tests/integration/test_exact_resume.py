@@ -15,6 +15,8 @@ from torch import Tensor
 
 from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+
 EPOCHS, BATCHES, BATCH_SIZE = 3, 5, 4
 SAVED_EVERY, KILLED_AT = 3, 8
 NETWORK = {"image_size": 8, "codebook_size": 16, "hidden_width": 8, "num_groups": 2, "patch_codebook": True}

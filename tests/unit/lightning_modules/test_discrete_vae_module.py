@@ -18,6 +18,8 @@ from lightning_dalle.models.discrete_vae import DiscreteVAEConfig
 from lightning_dalle.ops.logit_laplace import map_pixels
 from lightning_dalle.ops.schedules import CosineSchedule
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+
 NETWORK = DiscreteVAEConfig(image_size=8, codebook_size=12, hidden_width=8, num_groups=2, blocks_per_group=1)
 TRAINING = DiscreteVAETraining(
     step_size=CosineSchedule(start=1e-2, end=1e-3, updates=4),

@@ -33,7 +33,6 @@ def test_recipe_has_the_batch_of_the_paper(recipe: dict[str, Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_recipe_builds_from_the_command_line(tmp_path: Path) -> None:
     for name in ("one", "two"):
         Image.new("RGB", (300, 300)).save(tmp_path / f"{name}.png")
