@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int, UInt8
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -182,7 +183,7 @@ class TextToImageModule(LightningModule):
         return self.discrete_vae.encode(prime.to(self.device))[:, : rows * config.grid_width]
 
     def _in_trainer(self) -> bool:
-        return self._trainer is not None and self._trainer.state.status == "running"
+        return self._trainer is not None and self._trainer.state.status == TrainerStatus.RUNNING
 
 
 def _load_discrete_vae(source: str | Path | DiscreteVAEConfig | Mapping[str, Any] | DiscreteVAE) -> DiscreteVAE:

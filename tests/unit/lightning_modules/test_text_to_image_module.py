@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.nn.functional import cross_entropy
 
 from lightning_dalle.data.tokenizer import CaptionTokenizer
@@ -269,6 +269,20 @@ def test_progress_bar_reaches_its_end_and_can_be_switched_off(
     assert "24/24" in capsys.readouterr().out
     module.generate(CAPTIONS, 2, generator=_generator(), progress=False)
     assert capsys.readouterr().out == ""
+
+
+def test_progress_bar_leaves_the_console_to_a_running_trainer(
+    module: TextToImageModule, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Sampler(Callback):
+        def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            assert pl_module is module
+            module.generate(CAPTIONS[:1])
+
+    Trainer(**TRAINER, callbacks=[Sampler()]).validate(module, _loader(1), verbose=False)
+    assert "Drawing" not in capsys.readouterr().out
+    module.generate(CAPTIONS[:1])
+    assert "Drawing" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 """Learning rate, weight decay and settings of the text-to-image training."""
 
+import dataclasses
 import math
+from importlib.resources import files
 from typing import Any
 
 import pytest
 import torch
+import yaml  # type: ignore[import-untyped]
 
 from lightning_dalle.lightning_modules.text_to_image_training import (
     TextToImageTraining,
@@ -32,6 +35,15 @@ def test_defaults_are_the_paper_s() -> None:
     assert (training.beta1, training.beta2, training.epsilon, training.weight_decay) == (0.9, 0.96, 1e-8, 4.5e-2)
     assert training.text_loss_weight == 1 / 8
     assert training.caption_dropout == 0
+
+
+def test_paper_s_recipe_writes_the_defaults_out() -> None:
+    recipe = yaml.safe_load((files("lightning_dalle") / "recipes/paper/text_to_image.yaml").read_text())
+    parts = recipe["model"]["init_args"]
+    assert TextToImageTraining(**parts["training"]) == TextToImageTraining()
+    network = SparseTransformerConfig(**parts["network"])
+    assert network == dataclasses.replace(SparseTransformerConfig(), activation_checkpointing=True)
+    assert set(parts["network"]) == {field.name for field in dataclasses.fields(SparseTransformerConfig)}
 
 
 def test_weight_decay_spares_gains_biases_and_embeddings() -> None:
