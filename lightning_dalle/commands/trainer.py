@@ -35,6 +35,7 @@ class SuiteCLI(LightningCLI):
             save_config_kwargs={"overwrite": True},
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
+            parser_kwargs={"allow_abbrev": False, **{name: {"allow_abbrev": False} for name in self.subcommands()}},
             args=list(arguments),
             run=run,
         )
@@ -46,6 +47,14 @@ class SuiteCLI(LightningCLI):
         except FileNotFoundError as error:
             parser.error(str(error))
 
+    def instantiate_classes(self) -> None:
+        """Build module, data and Trainer; a setting that one of them refuses is an error of the command line."""
+        try:
+            super().instantiate_classes()
+        except (OSError, TypeError, ValueError) as error:
+            # With JSONARGPARSE_DEBUG in the environment this raises, and so shows where.
+            self.parser.error(str(_first_cause(error)), error)
+
     def _parse_ckpt_path(self) -> None:
         """Leave the configuration alone: hyper-parameters in these checkpoints name no class to build from them."""
 
@@ -53,6 +62,13 @@ class SuiteCLI(LightningCLI):
 def main() -> None:
     """Run the subcommand of the command line."""
     SuiteCLI(sys.argv[1:])
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What was raised first; jsonargparse wraps it once for each level of the configuration."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def _with_recipes_found(arguments: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ def as_config(config_class: type[Config], value: Config | Mapping[str, Any], arg
         argument: Name of the argument the value came from, for the error messages.
 
     Raises:
-        TypeError: If the value is neither.
+        TypeError: If the value is neither, or a field of a plain type gets something else.
         ValueError: If the mapping names a field that does not exist or lacks one that has no default.
     """
     if isinstance(value, config_class):
@@ -34,9 +34,20 @@ def as_config(config_class: type[Config], value: Config | Mapping[str, Any], arg
             f"the fields of {config_class.__name__} are {', '.join(fields)}"
         )
     types = typing.get_type_hints(config_class)
+    for name, content in value.items():
+        _check_plain_type(content, types[name], f"{argument}.{name}")
     nested = {name: types[name] for name in value if dataclasses.is_dataclass(types[name])}
     converted = {name: as_config(kind, value[name], f"{argument}.{name}") for name, kind in nested.items()}
     return config_class(**{**value, **converted})
+
+
+def _check_plain_type(value: object, expected: Any, argument: str) -> None:
+    accepted: dict[type, Any] = {bool: bool, float: (int, float), int: int, str: str}
+    # A bool is an int to Python, and hardly ever what was meant where a number is asked for.
+    if expected in accepted and (
+        not isinstance(value, accepted[expected]) or isinstance(value, bool) != (expected is bool)
+    ):
+        raise TypeError(f"{argument} ({value!r}) must be of type {expected.__name__}")
 
 
 def _has_no_default(field: dataclasses.Field[Any]) -> bool:

@@ -115,16 +115,16 @@ def test_checkpoint_of_the_command_holds_tensors_and_plain_python(
     assert module.hparams.network == content["hyper_parameters"]["network"]
 
 
-def test_a_run_resumes_and_writes_over_the_saved_configuration(trained: Path) -> None:
-    checkpoint = checkpoint_of(trained / "discrete_vae")
-    recipe, log = trained / "discrete_vae.yaml", trained / "discrete_vae" / "again"
-    logger = ("--trainer.logger.class_path=CSVLogger", f"--trainer.logger.save_dir={log}", "--trainer.logger.version=0")
-    for steps in (3, 4):
-        run("fit", "--config", recipe, *logger, "--trainer.max_steps", steps, "--ckpt_path", checkpoint)
-        checkpoint = checkpoint_of(log)
-        assert torch.load(checkpoint, weights_only=True)["global_step"] == steps
-    (saved,) = log.rglob("config.yaml")
-    assert yaml.safe_load(saved.read_text())["trainer"]["max_steps"] == 4
+@pytest.mark.filterwarnings("ignore:Experiment logs directory .* exists and is not empty")
+def test_a_run_resumes_and_writes_over_the_saved_configuration(tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "discrete_vae.yaml", DISCRETE_VAE)
+    fit = ("fit", "--config", recipe, "--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={tmp_path}")
+    for steps in (1, 3):
+        resume = ("--ckpt_path", checkpoint_of(tmp_path)) if steps > 1 else ()
+        run(*fit, "--trainer.logger.version=0", "--trainer.max_steps", steps, *resume)
+        assert torch.load(checkpoint_of(tmp_path), weights_only=True)["global_step"] == steps
+    (saved,) = tmp_path.rglob("config.yaml")
+    assert yaml.safe_load(saved.read_text())["trainer"]["max_steps"] == 3
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
@@ -133,7 +133,7 @@ def test_trained_text_to_image_module_is_evaluated_from_its_checkpoint(
 ) -> None:
     tokenizer = ("--data.tokenizer", trained / "tokenizer.json", "--model.tokenizer", trained / "tokenizer.json")
     vae = ("--model.discrete_vae", checkpoint_of(trained / "discrete_vae"))
-    limits = ("--trainer.limit_test_batches", 1, "--trainer.limit_predict_batches", 1, "--trainer.logger", "false")
+    limits = ("--trainer.limit_test_batches", 1, "--trainer.limit_predict_batches", 1)
     checkpoint = ("--ckpt_path", checkpoint_of(trained / "text_to_image"))
     run(command, "--config", trained / "text_to_image.yaml", *tokenizer, *vae, *limits, *checkpoint)
     assert command == "predict" or "loss" in capsys.readouterr().out
@@ -149,7 +149,8 @@ def test_sample_draws_ranks_and_saves(trained: Path, tmp_path: Path, capsys: pyt
     assert [row["caption"] for row in rows] == captions
     assert all(row["scores"] == sorted(row["scores"], reverse=True) and len(row["scores"]) == 3 for row in rows)
     padding = 2
-    assert Image.open(tmp_path / "grid.png").size == (3 * (SIZE + padding) + padding, 2 * (SIZE + padding) + padding)
+    with Image.open(tmp_path / "grid.png") as grid:
+        assert grid.size == (3 * (SIZE + padding) + padding, 2 * (SIZE + padding) + padding)
 
 
 def test_sample_without_reranker_keeps_the_order_of_drawing(trained: Path, tmp_path: Path) -> None:
@@ -175,10 +176,12 @@ def test_ranking_is_stable_among_equal_scores() -> None:
         (["fit", "--config", "shapes/nothing"], r"config (shapes/nothing) must be a file or a recipe of the package"),
         (["fit", "--config=shapes/nothing"], r"config (shapes/nothing) must be a file or a recipe of the package"),
         (["tokenizer", "--config", "nothing"], "config (nothing) must be a file or a recipe of the package"),
-        (["tokenizer", "--config", "shapes/discrete_vae", "--vocabulary-size", "5"], "vocabulary_size (5)"),
         (["sample", "--checkpoint", "none.ckpt", "--captions", "a"], "--checkpoint: there is no file none.ckpt"),
         (["fit", "--config", "shapes/discrete_vae", "--model.network.codebook_sizes", "9"], "codebook_sizes"),
-        (["fit", "--config", "shapes/discrete_vae", "--model.network.codebook_size", "many"], "codebook_size"),
+        (
+            ["fit", "--config", "shapes/discrete_vae", "--model.network.codebook_size", "many"],
+            "network.codebook_size ('many')",
+        ),
         (["fit", "--config", "shapes/discrete_vae", "--model.network.codebook_size", "-1"], "codebook_size (-1)"),
         (["fit", "--config", "shapes/discrete_vae", "--data.batch_size", "0"], "batch_size (0)"),
         (["fit", "--config", "shapes/discrete_vae", "--data.batches", "3"], "batches"),
@@ -200,6 +203,15 @@ def test_tokenizer_needs_captions(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         run("tokenizer", "--config", tmp_path / "empty.yaml")
     assert "config must have a section `data`" in capsys.readouterr().err
+
+
+def test_tokenizer_refuses_a_vocabulary_without_room_for_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = write_recipe(tmp_path / "text_to_image.yaml", TEXT_TO_IMAGE)
+    with pytest.raises(SystemExit):
+        run("tokenizer", "--config", recipe, "--vocabulary-size", 5)
+    assert "vocabulary_size (5) must be at least" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

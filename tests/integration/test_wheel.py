@@ -65,9 +65,8 @@ def test_packages_of_the_wheel_import_in_an_empty_folder(wheel: Path, tmp_path: 
     empty.mkdir()
     install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile", "--target", str(site)]
     _run(sys.executable, *install, str(wheel), folder=tmp_path)
-    _run(
-        sys.executable, "-c", IMPORT_FROM_THE_WHEEL, str(site), ",".join(modules()), folder=empty, PYTHONPATH=str(site)
-    )
+    packages = ",".join(project()["tool"]["setuptools"]["packages"])
+    _run(sys.executable, "-c", IMPORT_FROM_THE_WHEEL, str(site), packages, folder=empty, PYTHONPATH=str(site))
 
 
 def _is_package(file_name: str) -> bool:

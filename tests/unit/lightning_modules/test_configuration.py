@@ -54,3 +54,31 @@ def test_other_fields_are_named(mapping: Mapping[str, Any], message: str) -> Non
 def test_other_types_are_refused() -> None:
     with pytest.raises(TypeError, match=r"outer \(7\) must be a Outer or a mapping of its fields"):
         as_config(Outer, 7, "outer")
+
+
+@dataclass(frozen=True)
+class Plain:
+    count: int = 1
+    share: float = 0.5
+    flag: bool = False
+    name: str = "a"
+    limit: int | None = None
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"count": "many"}, r"plain.count \('many'\) must be of type int"),
+        ({"count": True}, r"plain.count \(True\) must be of type int"),
+        ({"share": "1e-3"}, r"plain.share \('1e-3'\) must be of type float"),
+        ({"flag": 1}, r"plain.flag \(1\) must be of type bool"),
+        ({"name": 2}, r"plain.name \(2\) must be of type str"),
+    ],
+)
+def test_a_value_of_another_plain_type_is_named(mapping: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        as_config(Plain, mapping, "plain")
+
+
+def test_a_whole_number_is_a_share_and_a_union_is_left_to_the_class() -> None:
+    assert as_config(Plain, {"share": 1, "limit": None}, "plain") == Plain(share=1.0)
