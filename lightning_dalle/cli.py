@@ -9,7 +9,7 @@ from lightning_dalle.commands.recipes import packaged_recipes
 _MODULE_OF = {
     "fit": "lightning_dalle.commands.trainer",
     "predict": "lightning_dalle.commands.trainer",
-    "quickstart": "lightning_dalle.commands.quickstart",
+    "quickstart": "lightning_dalle.quickstart.command",
     "sample": "lightning_dalle.commands.sample",
     "test": "lightning_dalle.commands.trainer",
     "tokenizer": "lightning_dalle.commands.tokenizer",

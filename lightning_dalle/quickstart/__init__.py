@@ -1,1 +1,1 @@
-"""The whole recipe, from captions to ranked and scored pictures, in one resumable run."""
+"""The whole recipe in one command: from captioned pictures to generated, ranked and scored ones, with a report."""

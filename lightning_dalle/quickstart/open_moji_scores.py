@@ -1,0 +1,85 @@
+"""How pictures of emoji are judged: by the image of the set that they resemble most."""
+
+import random
+
+import torch
+from torch import Tensor
+
+from lightning_dalle.data.open_moji import OpenMoji
+from lightning_dalle.evaluation.extractors import load_extractor
+from lightning_dalle.evaluation.image_scores import image_scores
+from lightning_dalle.evaluation.nearest_neighbours import nearest_neighbours
+from lightning_dalle.quickstart.figures import Figure
+from lightning_dalle.quickstart.judgement import Judgement, Prompts, best_of_figures, reconstruction_figures
+from lightning_dalle.quickstart.pictures import Models, RankedPictures, draw_ranked, reconstruct, split_images
+from lightning_dalle.quickstart.settings import Sampling
+
+CAPTION_TARGET = 0.6
+PSNR_TARGET = 22.0
+EXTRACTOR = "effnet_lite0"
+
+
+def judge_open_moji(models: Models, data: OpenMoji, sampling: Sampling) -> Judgement:
+    """Measure training captions, and what the discrete VAE keeps of all pictures."""
+    judgement = Judgement()
+    images, all_captions = split_images(data, "all")
+    captions = training_prompts(data, sampling)
+    pictures = draw_ranked(models, captions, sampling)
+    originals = images[[all_captions.index(caption) for caption in captions]]
+    marks = _bears_caption(models, pictures, images, all_captions)
+    judgement.figures += best_of_figures(
+        marks,
+        key="caption_match",
+        label="Training captions",
+        what="has, of the whole set, the picture of its caption as the nearest by the reranker's image features",
+        target=CAPTION_TARGET,
+        num_candidates=sampling.num_candidates,
+    )
+    description = (
+        "Captions that were trained on, beside their picture of the training set. A mark tells whether the nearest "
+        "picture of the whole set, by the reranker's image features, bears the caption."
+    )
+    judgement.prompts.append(Prompts("Training captions", description, pictures, marks, originals))
+    splits = {split: split_images(data, split)[0] for split in ("val", "train")}
+    reconstructions = {split: reconstruct(models.discrete_vae, part) for split, part in splits.items()}
+    judgement.figures += reconstruction_figures(splits, reconstructions, PSNR_TARGET)
+    _judge_likeness(judgement, models, pictures.best, originals)
+    return judgement
+
+
+def training_prompts(data: OpenMoji, sampling: Sampling) -> list[str]:
+    """Captions of the training set, chosen by the seed."""
+    captions = sorted(set(data.captions("train")))
+    return random.Random(sampling.seed).sample(captions, min(sampling.num_prompts, len(captions)))
+
+
+def _bears_caption(models: Models, pictures: RankedPictures, images: Tensor, all_captions: list[str]) -> Tensor:
+    """Whether the nearest image of the set bears the caption of each candidate."""
+    candidates = models.contrastive.encode_images(pictures.images.flatten(0, 1))
+    nearest, _ = nearest_neighbours(candidates, models.contrastive.encode_images(images))
+    pairs = zip(nearest.tolist(), pictures.repeated_captions, strict=True)
+    return torch.tensor([all_captions[index] == caption for index, caption in pairs]).unflatten(
+        0, pictures.scores.shape
+    )
+
+
+def _judge_likeness(judgement: Judgement, models: Models, best: Tensor, originals: Tensor) -> None:
+    """Distances of generated from real pictures, beside those of mere reconstructions, which bound them from below."""
+    extractor = load_extractor(EXTRACTOR)
+    real = extractor.extract(originals)
+    names = {"kd": "Kernel distance", "fd": "Fréchet distance"}
+    for source, images in (("generated", best), ("reconstructed", reconstruct(models.discrete_vae, originals))):
+        scores = image_scores(real, extractor.extract(images), EXTRACTOR)
+        judgement.figures += [
+            Figure(
+                key=f"{kind}_{EXTRACTOR}_{source}",
+                label=f"{name}, {source} pictures",
+                definition=f"Between the {source} and the real pictures of {len(images)} captions, by features of "
+                f"EfficientNet-Lite0 (not FID or KID); lower is better"
+                + ("." if kind == "kd" else ", and few pictures raise it: compare equal n only."),
+                value=scores[f"{kind}_{EXTRACTOR}"],
+                n=len(images),
+            )
+            for kind, name in names.items()
+        ]
+    judgement.details["extractor"] = extractor.details

@@ -1,0 +1,94 @@
+"""Pictures of a finished training: drawn for captions, ranked, and reconstructed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from lightning_dalle.data.captioned_data_module import CaptionedDataModule
+from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule
+from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule
+from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule
+from lightning_dalle.quickstart.settings import RunFolder, Sampling
+
+MAX_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Models:
+    """What the stages of training have left, ready to use."""
+
+    discrete_vae: DiscreteVAEModule
+    contrastive: ContrastiveModule
+    text_to_image: TextToImageModule
+
+    @classmethod
+    def load(cls, folder: RunFolder) -> "Models":
+        """Read the final checkpoints."""
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+
+        def read(kind: Any, stage: str) -> Any:
+            return kind.load_from_checkpoint(folder.checkpoint(stage), map_location=device, weights_only=True).eval()
+
+        return cls(
+            read(DiscreteVAEModule, "discrete_vae"),
+            read(ContrastiveModule, "contrastive"),
+            read(TextToImageModule, "text_to_image"),
+        )
+
+
+@dataclass(frozen=True)
+class RankedPictures:
+    """Candidates of captions, best first by the reranker, and how they were judged."""
+
+    captions: list[str]
+    images: UInt8[Tensor, "captions candidates 3 height width"]
+    scores: Float[Tensor, "captions candidates"]
+
+    @property
+    def repeated_captions(self) -> list[str]:
+        """The caption of each candidate, in the order of `images.flatten(0, 1)`."""
+        return [caption for caption in self.captions for _ in range(self.images.shape[1])]
+
+    @property
+    def best(self) -> UInt8[Tensor, "captions 3 height width"]:
+        """The picture of each caption that the reranker likes most."""
+        return self.images[:, 0]
+
+
+def draw_ranked(models: Models, captions: Sequence[str], sampling: Sampling) -> RankedPictures:
+    """Draw candidates of each caption and put them in the order of their cosine with it; equal ones stay in theirs."""
+    candidates = models.text_to_image.generate(
+        captions,
+        sampling.num_candidates,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        guidance_scale=sampling.guidance_scale,
+        generator=torch.Generator().manual_seed(sampling.seed),
+    ).cpu()
+    image_features = models.contrastive.encode_images(candidates.flatten(0, 1)).unflatten(0, candidates.shape[:2])
+    text_features = models.contrastive.encode_captions(captions)
+    ranked = torch.einsum("pcf,pf->pc", image_features, text_features).cpu().sort(dim=1, descending=True, stable=True)
+    rows = torch.arange(len(captions)).unsqueeze(1)
+    return RankedPictures(list(captions), candidates[rows, ranked.indices], ranked.values)
+
+
+def reconstruct(
+    discrete_vae: DiscreteVAEModule, images: UInt8[Tensor, "images 3 height width"]
+) -> UInt8[Tensor, "images 3 height width"]:
+    """Images through the code and back."""
+    with torch.inference_mode():
+        chunks = [chunk.to(discrete_vae.device) for chunk in images.split(MAX_BATCH)]
+        return torch.cat([discrete_vae.decode(discrete_vae.encode(chunk)).cpu() for chunk in chunks]).clone()
+
+
+def split_images(
+    data: CaptionedDataModule, split: str, most: int | None = None
+) -> tuple[UInt8[Tensor, "images 3 height width"], list[str]]:
+    """The first images of a split and their captions; all of them by default."""
+    dataset = data.dataset(split)
+    samples = [dataset[index] for index in range(len(dataset) if most is None else min(most, len(dataset)))]
+    return torch.stack([sample["image"] for sample in samples]), [sample["caption"] for sample in samples]

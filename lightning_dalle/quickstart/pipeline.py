@@ -1,0 +1,174 @@
+"""The stages one after the other; what is finished is skipped, what was interrupted goes on."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from lightning_dalle.quickstart.console import print_figures
+from lightning_dalle.quickstart.machine import StageLog, describe_machine, training_precision
+from lightning_dalle.quickstart.progress import format_minutes
+from lightning_dalle.quickstart.report import write_report
+from lightning_dalle.quickstart.results import Results
+from lightning_dalle.quickstart.scoring import judge
+from lightning_dalle.quickstart.settings import TRAINED_STAGES, DataName, RunFolder, Sampling, Settings, write_json
+from lightning_dalle.quickstart.training import data_module, last_checkpoint, train, train_tokenizer
+
+TITLES = {
+    "tokenizer": "Tokenizer",
+    "discrete_vae": "Discrete VAE",
+    "contrastive": "Reranker",
+    "text_to_image": "Transformer",
+    "pictures": "Pictures",
+    "report": "Report",
+}
+# Measured on two cores. Only the remaining time that is shown depends on them, and only until stages have been timed.
+TYPICAL_SECONDS = {
+    "openmoji": {
+        "tokenizer": 15,
+        "discrete_vae": 120,
+        "contrastive": 90,
+        "text_to_image": 500,
+        "pictures": 90,
+        "report": 10,
+    },
+    "shapes": {
+        "tokenizer": 5,
+        "discrete_vae": 90,
+        "contrastive": 90,
+        "text_to_image": 450,
+        "pictures": 60,
+        "report": 10,
+    },
+}
+
+
+def run_quickstart(
+    data: DataName = "openmoji",
+    output: str | Path = "runs/quickstart",
+    fresh: bool = False,
+    sampling: Sampling = Sampling(),
+    extra: Mapping[str, list[str]] | None = None,
+) -> dict[str, Any]:
+    """Run the whole recipe of the DALL-E paper, small: captions to ranked and scored pictures, with a report.
+
+    Trains what the packaged recipes `DATA/discrete_vae`, `DATA/contrastive` and `DATA/text_to_image` say, draws
+    pictures and measures them. The output folder gets the checkpoints, `report.html`, `metrics.json` and offline W&B
+    runs.
+    Interrupted, the same call goes on from the last checkpoint; finished, it only prints the figures.
+
+    Args:
+        data: Real drawings, or drawn shapes that an oracle reads back.
+        output: Folder of the run.
+        fresh: Delete an earlier run in that folder first.
+        sampling: What is drawn for the scores.
+        extra: For stages of training (`discrete_vae`, `contrastive`, `text_to_image`), further arguments of
+            `lightning-dalle fit`, which stand above the recipe's.
+
+    Returns:
+        The content of `metrics.json`.
+
+    Raises:
+        ValueError: If a setting is out of its range, or the folder holds something else.
+        ModuleNotFoundError: If the emoji are asked for and the extra `quickstart` is not installed.
+    """
+    settings = Settings(data=data, sampling=sampling, extra=extra or {})
+    pipeline = Pipeline(settings, RunFolder(output))
+    pipeline.folder.claim(settings, fresh)
+    return pipeline.run()
+
+
+@dataclass
+class Pipeline:
+    """One run of all stages.
+
+    Args:
+        settings: What to run.
+        folder: Claimed for these settings.
+    """
+
+    settings: Settings
+    folder: RunFolder
+
+    def __post_init__(self) -> None:
+        self.console = Console()
+
+    def run(self) -> dict[str, Any]:
+        """Run what is not finished, and return the content of `metrics.json`."""
+        self.log = StageLog(self.folder.path / "stages.json")
+        try:
+            for stage in TITLES:
+                self._run_stage(stage)
+        except (KeyboardInterrupt, SystemExit):
+            self.console.print("\nInterrupted. The same command goes on from here.")
+            raise
+        metrics = self._metrics()
+        write_json(self.folder.metrics, metrics)
+        print_figures(self.console, Results.read(self.folder).figures)
+        self.console.print(f"Report: {self.folder.report}", soft_wrap=True)
+        return metrics
+
+    def _run_stage(self, stage: str) -> None:
+        number = f"Stage {list(TITLES).index(stage) + 1}/{len(TITLES)}"
+        if self._marker(stage).exists():
+            self.console.print(f"[dim]{number}  {TITLES[stage]}: finished earlier")
+            return
+        remaining = format_minutes(self._expected_seconds(stage) + self._later_seconds(stage))
+        self.console.print(f"[bold]{number}  {TITLES[stage]}[/bold]  [dim]all stages: {remaining}")
+        self._forget_later_results(stage)
+        checkpoint = last_checkpoint(self.folder, stage)
+        with self.log.measured(stage, None if checkpoint is None else checkpoint.stat().st_mtime):
+            self._work(stage)()
+
+    def _work(self, stage: str) -> Callable[[], None]:
+        settings, folder = self.settings, self.folder
+        if stage in TRAINED_STAGES:
+            return lambda: train(settings, folder, stage, TITLES[stage], self._later_seconds(stage))
+        work: dict[str, Callable[[], None]] = {
+            "tokenizer": lambda: train_tokenizer(settings, folder),
+            "pictures": lambda: judge(folder, data_module(settings), settings.sampling),
+            "report": lambda: write_report(folder, self.log.stages, describe_machine()),
+        }
+        return work[stage]
+
+    def _marker(self, stage: str) -> Path:
+        """The file whose presence says that a stage is finished."""
+        markers = {"tokenizer": self.folder.tokenizer, "pictures": self.folder.scores, "report": self.folder.report}
+        return markers.get(stage) or self.folder.checkpoint(stage)
+
+    def _forget_later_results(self, stage: str) -> None:
+        """What somebody deleted is made anew, and so is everything that was made from it."""
+        for later in _stages_after(stage):
+            self._marker(later).unlink(missing_ok=True)
+            if later in TRAINED_STAGES:
+                shutil.rmtree(self.folder.work(later), ignore_errors=True)
+
+    def _later_seconds(self, stage: str) -> float:
+        return sum(map(self._expected_seconds, _stages_after(stage)))
+
+    def _expected_seconds(self, stage: str) -> float:
+        """Typical time, scaled by how fast this machine has been so far."""
+        typical = TYPICAL_SECONDS[self.settings.data]
+        finished = [known for known in TRAINED_STAGES if self.folder.checkpoint(known).exists()]
+        expected = sum(typical[known] for known in finished)
+        scale = sum(map(self.log.seconds, finished)) / expected if finished else 1.0
+        return typical[stage] * scale
+
+    def _metrics(self) -> dict[str, Any]:
+        results = Results.read(self.folder)
+        return {
+            "data": self.settings.data,
+            "figures": {figure.key: figure.as_mapping() for figure in results.figures},
+            "details": results.details,
+            "stages": self.log.stages,
+            "total_seconds": round(sum(map(self.log.seconds, self.log.stages)), 1),
+            "precision": training_precision(),
+            "machine": describe_machine(),
+        }
+
+
+def _stages_after(stage: str) -> list[str]:
+    return list(TITLES)[list(TITLES).index(stage) + 1 :]

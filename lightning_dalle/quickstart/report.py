@@ -1,0 +1,152 @@
+"""The report: one HTML file that shows everything by itself."""
+
+import html
+import os
+from collections.abc import Mapping
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from lightning_dalle.data.open_moji_pictures import ATTRIBUTION
+from lightning_dalle.quickstart import report_pictures
+from lightning_dalle.quickstart.curves import draw_panels
+from lightning_dalle.quickstart.figures import Figure
+from lightning_dalle.quickstart.results import Results
+from lightning_dalle.quickstart.settings import TRAINED_STAGES, RunFolder
+
+STAGE_NAMES = {
+    "tokenizer": "Tokenizer",
+    "discrete_vae": "Discrete VAE",
+    "contrastive": "Contrastive reranker",
+    "text_to_image": "Text-to-image transformer",
+    "pictures": "Pictures drawn, ranked and judged",
+    "report": "Report",
+}
+_DATA = {
+    "openmoji": "OpenMoji drawings and their Unicode names",
+    "shapes": "drawn shapes, of which some compositions were never trained on",
+}
+
+
+def write_report(folder: RunFolder, stages: Mapping[str, Mapping[str, Any]], machine: Mapping[str, str]) -> None:
+    """Write `report.html` from what a run has left.
+
+    Args:
+        stages: Seconds and peak memory of the stages.
+        machine: Versions and hardware.
+    """
+    page = render_report(Results.read(folder), stages, machine)
+    unfinished = folder.report.with_suffix(".tmp")
+    unfinished.write_text(page, encoding="utf-8")
+    os.replace(unfinished, folder.report)
+
+
+def render_report(results: Results, stages: Mapping[str, Mapping[str, Any]], machine: Mapping[str, str]) -> str:
+    """The page as text."""
+    sections = [
+        _opening(results, stages),
+        _figures(results.figures),
+        *(report_pictures.prompts(prompts) for prompts in results.pictures["prompts"]),
+        report_pictures.samples(results.pictures),
+        report_pictures.reconstructions(results.pictures),
+        _curves(results),
+        _time(stages),
+        _settings(results, machine),
+        _licence(results),
+    ]
+    template = Template((files("lightning_dalle.quickstart") / "report.html").read_text(encoding="utf-8"))
+    return template.substitute(title=_title(results), body="\n".join(sections))
+
+
+def _title(results: Results) -> str:
+    return "Captions to pictures: " + {"openmoji": "OpenMoji", "shapes": "drawn shapes"}[results.settings["data"]]
+
+
+def _opening(results: Results, stages: Mapping[str, Mapping[str, Any]]) -> str:
+    verdicts = [figure.met for figure in results.figures if figure.met is not None]
+    minutes = sum(stage["seconds"] for stage in stages.values()) / 60
+    return f"""<h1>{_title(results)}</h1>
+<p class="lead">The recipe of <cite>Zero-Shot Text-to-Image Generation</cite> (Ramesh et al. 2021), small: a tokenizer,
+a discrete VAE, a transformer over its codes and a contrastive reranker, trained from nothing on
+{_DATA[results.settings["data"]]}, in {minutes:.1f} minutes. Below is what the transformer draws for captions, the best
+of each caption’s candidates as the reranker sees them. {sum(verdicts)} of {len(verdicts)} targets are met.</p>
+{report_pictures.hero(results.pictures["prompts"])}"""
+
+
+def _figures(figures: list[Figure]) -> str:
+    rows = "\n".join(map(_figure_row, sorted(figures, key=lambda figure: figure.target is None)))
+    return f"""<h2>Figures</h2>
+<div class="scroll"><table>
+<tr><th>Figure</th><th class="number">Value</th><th class="number">Target</th><th></th></tr>
+{rows}
+</table></div>"""
+
+
+def _figure_row(figure: Figure) -> str:
+    verdict = {
+        True: '<span class="verdict met">✓ met</span>',
+        False: '<span class="verdict missed">✗ not met</span>',
+        None: "",
+    }[figure.met]
+    definition = f"{html.escape(figure.definition)} n = {figure.n}."
+    return (
+        f'<tr><td>{html.escape(figure.label)}<span class="definition">{definition}</span></td>'
+        f'<td class="number">{figure.value_text}</td>'
+        f'<td class="number">{figure.target_text}</td><td>{verdict}</td></tr>'
+    )
+
+
+def _curves(results: Results) -> str:
+    parts = ["<h2>Training</h2>"]
+    for stage in TRAINED_STAGES:
+        drawings = "\n".join(draw_panels(stage, results.curves[stage]))
+        parts.append(f'<h3>{STAGE_NAMES[stage]}</h3>\n<div class="curves">{drawings}</div>')
+    return "\n".join(parts)
+
+
+def _time(stages: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = "\n".join(
+        f'<tr><td>{STAGE_NAMES[name]}</td><td class="number">{_duration(stage["seconds"])}</td>'
+        f'<td class="number">{stage["peak_memory_mib"]} MiB</td><td class="number">{stage["attempts"]}</td></tr>'
+        for name, stage in stages.items()
+        if stage["peak_memory_mib"]
+    )
+    return f"""<h2>Time and memory</h2>
+<p class="quiet">Of all attempts at a stage, if it was interrupted; memory is the whole process at its peak.</p>
+<div class="scroll"><table>
+<tr><th>Stage</th><th class="number">Time</th><th class="number">Peak memory</th><th class="number">Attempts</th></tr>
+{rows}
+</table></div>"""
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds) // 60} min {int(seconds) % 60} s"
+
+
+def _settings(results: Results, machine: Mapping[str, str]) -> str:
+    settings = results.settings
+    recipes = "\n".join(
+        f"<details><summary>{STAGE_NAMES[stage]}: the recipe {settings['data']}/{stage}.yaml</summary>"
+        f"<pre>{html.escape(text)}</pre>{_extra(settings['extra'].get(stage, []))}</details>"
+        for stage, text in settings["recipes"].items()
+    )
+    sampling = ", ".join(f"{name} {value}" for name, value in settings["sampling"].items())
+    rows = "\n".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>" for name, value in machine.items()
+    )
+    return f"""<h2>Settings</h2>
+<p class="quiet">Sampling: {html.escape(sampling)}.</p>
+{recipes}
+<details><summary>Versions and machine</summary><table>{rows}</table></details>"""
+
+
+def _extra(arguments: list[str]) -> str:
+    if not arguments:
+        return ""
+    return f"<p>With these arguments above it:</p><pre>{html.escape(chr(10).join(arguments))}</pre>"
+
+
+def _licence(results: Results) -> str:
+    if results.settings["data"] != "openmoji":
+        return "<footer>Made by lightning-dalle.</footer>"
+    return f"<footer>Made by lightning-dalle. {html.escape(ATTRIBUTION)} Generated pictures derive from them.</footer>"

@@ -1,0 +1,159 @@
+"""What a quickstart run is made of, and the folder that holds one run."""
+
+import dataclasses
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_dalle.commands.recipes import find_recipe
+
+DataName = Literal["openmoji", "shapes"]
+TRAINED_STAGES = ("discrete_vae", "contrastive", "text_to_image")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Which pictures are drawn for the scores.
+
+    Args:
+        num_prompts: Captions of each kind. The few held-out shapes of one object are repeated to about as many.
+        num_candidates: Pictures of each caption, among which the reranker chooses.
+        temperature: Of the softmax over image tokens.
+        top_p: Draw among the most probable tokens of this share only.
+        guidance_scale: Above 1 follows the caption more closely.
+        seed: Of the choice of captions and of the pictures.
+
+    Raises:
+        ValueError: If a count is out of its range.
+    """
+
+    num_prompts: int = 50
+    num_candidates: int = 8
+    temperature: float = 1.0
+    top_p: float | None = None
+    guidance_scale: float = 2.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_prompts", 2), ("num_candidates", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"sampling.{name} ({getattr(self, name)}) must be at least {least}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All that the results depend on.
+
+    Args:
+        extra: For a stage of training, further arguments of `lightning-dalle fit`.
+
+    Raises:
+        ValueError: If there is no such data set, or `extra` names no stage of training.
+    """
+
+    data: DataName
+    sampling: Sampling = Sampling()
+    extra: Mapping[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.data not in ("openmoji", "shapes"):
+            raise ValueError(f"data ({self.data!r}) must be 'openmoji' or 'shapes'")
+        unknown = sorted(set(self.extra) - set(TRAINED_STAGES))
+        if unknown:
+            raise ValueError(f"extra has {', '.join(unknown)}; its stages must be among {', '.join(TRAINED_STAGES)}")
+
+    def recipe(self, stage: str) -> Path:
+        """The recipe file of a stage of training."""
+        return find_recipe(f"{self.data}/{stage}")
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Settings with the recipes' text, as they are compared and kept."""
+        recipes = {stage: self.recipe(stage).read_text(encoding="utf-8") for stage in TRAINED_STAGES}
+        return {**dataclasses.asdict(self), "recipes": recipes}
+
+
+class RunFolder:
+    """The folder of one run: what stands in it is finished, since files appear whole or not at all.
+
+    Args:
+        path: Of the folder.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def tokenizer(self) -> Path:
+        """Trained on the captions."""
+        return self.path / "tokenizer.json"
+
+    @property
+    def pictures(self) -> Path:
+        """Tensors and captions that the report shows."""
+        return self.path / "pictures.pt"
+
+    @property
+    def scores(self) -> Path:
+        """What was measured on the pictures."""
+        return self.path / "scores.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Scores beside their targets, time and memory; the last file of a run."""
+        return self.path / "metrics.json"
+
+    @property
+    def report(self) -> Path:
+        """One file for a browser."""
+        return self.path / "report.html"
+
+    @property
+    def group(self) -> str:
+        """The group that joins the W&B runs of all stages and attempts."""
+        return str(json.loads((self.path / "settings.json").read_text())["group"])
+
+    def checkpoint(self, stage: str) -> Path:
+        """The final weights of a trained stage."""
+        return self.path / f"{stage}.ckpt"
+
+    def work(self, stage: str) -> Path:
+        """Where a stage of training keeps logs and the checkpoint that it resumes from."""
+        return self.path / stage
+
+    def claim(self, settings: Settings, fresh: bool) -> None:
+        """Take the folder for a run with these settings, or take an interrupted one up.
+
+        Args:
+            fresh: Delete an earlier run first.
+
+        Raises:
+            ValueError: If the folder holds a run with other settings, or something else.
+        """
+        file = self.path / "settings.json"
+        if fresh and file.is_file():
+            shutil.rmtree(self.path)
+        if not file.is_file():
+            if self.path.exists() and any(self.path.iterdir()):
+                raise ValueError(f"output ({self.path}) is not empty and holds no quickstart; choose another --output")
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_json(file, {**settings.as_mapping(), "group": f"quickstart-{uuid.uuid4().hex[:8]}"})
+            return
+        stored, wanted = json.loads(file.read_text(encoding="utf-8")), json.loads(json.dumps(settings.as_mapping()))
+        changed = [name for name, value in wanted.items() if stored.get(name) != value]
+        if changed:
+            raise ValueError(
+                f"output ({self.path}) holds a run with other settings ({', '.join(changed)}); "
+                "choose another --output, or delete that run with --fresh=true"
+            )
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file that appears whole or not at all."""
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)

@@ -1,0 +1,143 @@
+"""Stages of training: the package's recipes through the command line's own classes, with paths filled in."""
+
+import json
+import logging
+import os
+import shutil
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import wandb
+import yaml
+
+from lightning_dalle.commands.trainer import SuiteCLI
+from lightning_dalle.data.captioned_data_module import CaptionedDataModule
+from lightning_dalle.data.tokenizer import CaptionTokenizer
+from lightning_dalle.quickstart.machine import training_precision
+from lightning_dalle.quickstart.settings import RunFolder, Settings
+
+CHECKPOINT_INTERVAL = 50
+"""Updates that an interruption loses at most."""
+
+
+def train_tokenizer(settings: Settings, folder: RunFolder) -> None:
+    """Learn merges from the training captions, as many as the transformer's vocabulary has room for."""
+    # Any size will do: these captions have fewer words than a recipe of this size has room for.
+    tokenizer = CaptionTokenizer.train(data_module(settings).captions("train"), vocabulary_size(settings))
+    unfinished = folder.tokenizer.with_suffix(".tmp")
+    tokenizer.save(unfinished)
+    os.replace(unfinished, folder.tokenizer)
+
+
+def train(settings: Settings, folder: RunFolder, stage: str, title: str, later_seconds: float) -> None:
+    """Run a recipe, from its last checkpoint if there is one, and leave the final weights.
+
+    Args:
+        title: Of the progress bar.
+        later_seconds: Estimate of what the stages after this one take, for the remaining time.
+    """
+    with _quiet():
+        wandb.setup(wandb.Settings(silent=True))
+        try:
+            cli = SuiteCLI(_fit_arguments(settings, folder, stage, title, later_seconds))
+        finally:
+            wandb.finish()
+        unfinished = folder.work(stage) / "final.tmp"
+        cli.trainer.save_checkpoint(unfinished, weights_only=True)
+    os.replace(unfinished, folder.checkpoint(stage))
+    shutil.rmtree(folder.work(stage) / "checkpoints", ignore_errors=True)
+
+
+def recipe_arguments(settings: Settings, folder: RunFolder, stage: str) -> list[str]:
+    """What a stage adds to its recipe: the results of the stages before it."""
+    tokenizer, discrete_vae = folder.tokenizer, folder.checkpoint("discrete_vae")
+    filled_in = {
+        "discrete_vae": [],
+        "contrastive": [f"--model.init_args.tokenizer={tokenizer}"],
+        "text_to_image": [
+            f"--model.init_args.tokenizer={tokenizer}",
+            f"--model.init_args.discrete_vae={discrete_vae}",
+            f"--data.init_args.tokenizer={tokenizer}",
+        ],
+    }
+    return [f"--config={settings.recipe(stage)}", *filled_in[stage], *settings.extra.get(stage, [])]
+
+
+def data_module(settings: Settings) -> CaptionedDataModule:
+    """The data of the recipes."""
+    arguments = [f"--config={settings.recipe('discrete_vae')}", *settings.extra.get("discrete_vae", [])]
+    with _quiet():
+        data: CaptionedDataModule = SuiteCLI([*arguments, "--trainer.logger=false"], run=False).datamodule
+    data.prepare_data()
+    return data
+
+
+def last_checkpoint(folder: RunFolder, stage: str) -> Path | None:
+    """The newest whole checkpoint of an interrupted stage.
+
+    A file may be cut off where temporary files live on another disk and the machine stopped while one was copied.
+    """
+    found = sorted((folder.work(stage) / "checkpoints").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+    return next((path for path in reversed(found) if zipfile.is_zipfile(path)), None)
+
+
+def vocabulary_size(settings: Settings) -> int:
+    """Ids that the recipe's transformer has room for."""
+    recipe: dict[str, Any] = yaml.safe_load(settings.recipe("text_to_image").read_text(encoding="utf-8"))
+    return int(recipe["model"]["init_args"]["network"]["text_vocabulary_size"])
+
+
+def _fit_arguments(settings: Settings, folder: RunFolder, stage: str, title: str, later_seconds: float) -> list[str]:
+    work = folder.work(stage)
+    wandb_run = {"name": stage, "group": folder.group, "project": "lightning-dalle", "offline": True}
+    loggers = [
+        # A row is on disk as soon as it is logged, so that the curve of a killed attempt is whole.
+        _configured("CSVLogger", save_dir=str(work), name="logs", flush_logs_every_n_steps=1),
+        _configured("WandbLogger", save_dir=str(folder.path), **wandb_run),
+    ]
+    callbacks = [
+        _configured("lightning_dalle.quickstart.progress.StageProgressBar", title=title, later_seconds=later_seconds),
+        _configured(
+            "ModelCheckpoint",
+            dirpath=str(work / "checkpoints"),
+            filename="{step}",
+            every_n_train_steps=CHECKPOINT_INTERVAL,
+        ),
+    ]
+    resumed = last_checkpoint(folder, stage)
+    return [
+        "fit",
+        f"--trainer.precision={training_precision()}",
+        *recipe_arguments(settings, folder, stage),
+        f"--trainer.default_root_dir={work}",
+        f"--trainer.logger={json.dumps(loggers)}",
+        *(f"--trainer.callbacks+={json.dumps(callback)}" for callback in callbacks),
+        "--trainer.enable_model_summary=false",
+        *([] if resumed is None else [f"--ckpt_path={resumed}"]),
+    ]
+
+
+def _configured(class_path: str, **init_args: Any) -> dict[str, Any]:
+    return {"class_path": class_path, "init_args": init_args}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave the console to the progress bars; what goes wrong is still raised."""
+    loggers = [logging.getLogger(f"lightning.{part}") for part in ("fabric", "pytorch")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        # They advise on speed and logging, note that a resumed run finds its own files, or are for Lightning's authors.
+        for category in (UserWarning, DeprecationWarning, FutureWarning):
+            warnings.filterwarnings("ignore", category=category)
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
