@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from torch import Tensor
 
 
@@ -28,8 +28,15 @@ class CandidateGenerator(Protocol):
 class ImageTextScorer(Protocol):
     """A model that says how well images fit captions."""
 
-    def score(
-        self, images: UInt8[Tensor, "images 3 height width"], captions: Sequence[str]
-    ) -> Float[Tensor, "images captions"]:
-        """Return one score for each pair, higher is better; takes any number of images and encodes them in chunks."""
+    # The command line compares annotations with those of the class it is given: shapes are never equal, Any always is.
+    def score(self, images: Any, captions: Any) -> Any:
+        """Return one score for each pair, higher is better; takes any number of images and encodes them in chunks.
+
+        Args:
+            images: uint8 [images, 3, height, width].
+            captions: A sequence of strings.
+
+        Returns:
+            Floating point [images, captions].
+        """
         ...

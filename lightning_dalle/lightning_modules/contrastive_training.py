@@ -13,7 +13,7 @@ from lightning_dalle.lightning_modules.text_to_image_training import cosine_fact
 
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveTraining:
-    """Settings of `ContrastiveModule`; the defaults are CLIP's (Radford et al. 2021, appendix F), batches of 32,768.
+    """Settings of `ContrastiveModule`; the defaults are those of CLIP ViT-B (Radford et al. 2021, appendix F).
 
     Args:
         learning_rate: Reached after the warm-up.
