@@ -13,7 +13,6 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lightning_dalle.data.tokenizer import CaptionTokenizer
 from lightning_dalle.lightning_modules.configuration import as_config
 from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule
 from lightning_dalle.lightning_modules.text_to_image_training import (
@@ -21,6 +20,7 @@ from lightning_dalle.lightning_modules.text_to_image_training import (
     build_optimizer,
     build_schedulers,
 )
+from lightning_dalle.lightning_modules.tokenizer_source import load_tokenizer
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
 from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
 from lightning_dalle.ops.token_sampling import keyed_uniforms
@@ -56,7 +56,7 @@ class TextToImageModule(LightningModule):
         self.training_config = as_config(TextToImageTraining, training, "training")
         # It keeps the mode of the rest: nothing in it depends on that, and Lightning warns where modes differ.
         self.discrete_vae = _load_discrete_vae(discrete_vae).requires_grad_(False)
-        self.tokenizer = _load_tokenizer(tokenizer)
+        self.tokenizer = load_tokenizer(tokenizer)
         _check_agreement(network_config, self.discrete_vae.config, self.tokenizer.vocabulary_size)
         self.save_hyperparameters(
             {
@@ -197,12 +197,6 @@ def _load_discrete_vae(source: str | Path | DiscreteVAEConfig | Mapping[str, Any
                 f"discrete_vae ({str(source)!r}) does not exist; it must be a checkpoint of a DiscreteVAEModule"
             ) from None
     return DiscreteVAE(as_config(DiscreteVAEConfig, source, "discrete_vae"))
-
-
-def _load_tokenizer(source: str | Path) -> CaptionTokenizer:
-    if isinstance(source, str) and source.lstrip().startswith("{"):
-        return CaptionTokenizer.from_json(source)
-    return CaptionTokenizer.from_file(source)
 
 
 def _check_agreement(network: SparseTransformerConfig, discrete_vae: DiscreteVAEConfig, vocabulary_size: int) -> None:

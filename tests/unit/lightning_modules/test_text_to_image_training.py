@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from lightning_dalle.lightning_modules.text_to_image_training import (
     TextToImageTraining,
