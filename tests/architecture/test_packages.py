@@ -24,8 +24,10 @@ def test_mapping_to_top_level_folders_and_links_agree() -> None:
         assert link.resolve() == ROOT / mapping[name]
 
 
-def test_recipes_are_matched_by_the_package_data() -> None:
-    patterns = project()["tool"]["setuptools"]["package-data"]["lightning_dalle"]
-    matched = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
-    data = {path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix in {".yaml", ".typed", ".json"}}
-    assert data == matched
+def test_package_data_are_all_files_that_are_no_code() -> None:
+    matched = set()
+    for package, patterns in project()["tool"]["setuptools"]["package-data"].items():
+        folder = modules()[package].parent
+        matched |= {path for pattern in patterns for path in folder.glob(pattern)}
+    files = (path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    assert matched == {path for path in files if path.suffix != ".py"}

@@ -238,6 +238,22 @@ def test_help_lists_commands_and_recipes(arguments: list[str], capsys: pytest.Ca
     assert all(f"\n  {name}\n" in text for name in packaged_recipes())
 
 
+@pytest.mark.parametrize(
+    ("command", "argument"),
+    [
+        ("quickstart", "--data"),
+        ("sample", "--num-candidates"),
+        ("tokenizer", "--vocabulary-size"),
+        ("fit", "--trainer"),
+    ],
+)
+def test_every_command_explains_its_arguments(command: str, argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run(command, "--help")
+    assert stop.value.code == 0
+    assert argument in capsys.readouterr().out
+
+
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     run("--version")
     assert capsys.readouterr().out == f"{lightning_dalle.__version__}\n"

@@ -53,9 +53,10 @@ def test_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None:
     assert len(names) == len(set(names))
 
 
-def test_wheel_holds_the_recipes_the_type_marker_and_the_licence(wheel: Path) -> None:
+def test_wheel_holds_recipes_templates_type_marker_and_licence(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    data = {path.relative_to(ROOT).as_posix() for path in [*PACKAGE.rglob("*.yaml"), PACKAGE / "py.typed"]}
+    files = [*PACKAGE.rglob("*.yaml"), *PACKAGE.rglob("*.html"), PACKAGE / "py.typed"]
+    data = {path.relative_to(ROOT).as_posix() for path in files}
     assert data <= names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
 

@@ -1,0 +1,105 @@
+"""Both networks and generation on a CUDA device against the CPU; all of it is skipped where there is none.
+
+In double precision, so that the tolerance says something about the code and nothing about the device's fast paths.
+"""
+
+import copy
+import os
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_dalle.data.tokenizer import CaptionTokenizer
+from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule
+from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
+from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
+
+# Another device can be named to try the tests themselves where there is no CUDA.
+DEVICE = os.environ.get("LIGHTNING_DALLE_TEST_DEVICE", "cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-11}
+VAE = DiscreteVAEConfig(image_size=16, codebook_size=12, hidden_width=8, num_groups=3, decoder_input_width=8)
+TRANSFORMER = SparseTransformerConfig(
+    depth=4,
+    num_heads=2,
+    head_dim=8,
+    text_tokens=6,
+    text_vocabulary_size=300,
+    grid_height=4,
+    grid_width=4,
+    image_vocabulary_size=12,
+    convolution_kernel_size=3,
+)
+
+
+def on_device(network: nn.Module) -> nn.Module:
+    return copy.deepcopy(network).to(DEVICE)
+
+
+def assert_same_gradients(reference: nn.Module, other: nn.Module) -> None:
+    for (name, parameter), counterpart in zip(reference.named_parameters(), other.parameters(), strict=True):
+        if parameter.grad is not None:
+            torch.testing.assert_close(counterpart.grad.cpu(), parameter.grad, **TOLERANCE, msg=name)
+
+
+def vae_loss(network: DiscreteVAE, images: Tensor) -> Tensor:
+    mu, log_scale = network.decode_maps(network.encode_logits(images).softmax(dim=1))
+    return (mu.square() + log_scale.square()).mean()
+
+
+def transformer_loss(network: SparseTransformer, text: Tensor, image: Tensor) -> Tensor:
+    return sum((logits.square().mean() for logits in network(text, image)), torch.zeros((), device=text.device))
+
+
+def test_discrete_vae_and_its_gradients() -> None:
+    torch.manual_seed(0)
+    network = DiscreteVAE(VAE).double()
+    images = torch.rand(2, 3, VAE.image_size, VAE.image_size, dtype=torch.float64)
+    twin = on_device(network)
+    loss, other = vae_loss(network, images), vae_loss(twin, images.to(DEVICE))
+    torch.testing.assert_close(other.cpu(), loss, **TOLERANCE)
+    loss.backward()
+    other.backward()
+    assert_same_gradients(network, twin)
+
+
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_sparse_transformer_and_its_gradients(activation_checkpointing: bool) -> None:
+    torch.manual_seed(0)
+    settings = {**vars(TRANSFORMER), "activation_checkpointing": activation_checkpointing}
+    network = SparseTransformer(SparseTransformerConfig(**settings)).double()
+    text = torch.randint(0, TRANSFORMER.text_vocabulary_size, (2, TRANSFORMER.text_tokens))
+    image = torch.randint(0, TRANSFORMER.image_vocabulary_size, (2, TRANSFORMER.image_tokens))
+    twin = on_device(network)
+    loss = transformer_loss(network, text, image)
+    other = transformer_loss(twin, text.to(DEVICE), image.to(DEVICE))
+    torch.testing.assert_close(other.cpu(), loss, **TOLERANCE)
+    loss.backward()
+    other.backward()
+    assert_same_gradients(network, twin)
+
+
+@pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
+def test_generated_images(guidance_scale: float) -> None:
+    torch.manual_seed(0)
+    captions = ["a small red circle", "a large blue square"]
+    tokenizer = CaptionTokenizer.train(captions, vocabulary_size=TRANSFORMER.text_vocabulary_size)
+    training = {"caption_dropout": 0.1}
+    module = TextToImageModule(TRANSFORMER, training, DiscreteVAE(VAE), tokenizer.to_json()).double().eval()
+    images = [
+        version.generate(
+            captions,
+            num_candidates=3,
+            guidance_scale=guidance_scale,
+            generator=torch.Generator().manual_seed(7),
+            progress=False,
+        ).cpu()
+        for version in (module, copy.deepcopy(module).to(DEVICE))
+    ]
+    # Rounding to grey levels may fall on either side.
+    assert (images[0].int() - images[1].int()).abs().max() <= 1
