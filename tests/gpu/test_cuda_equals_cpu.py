@@ -4,7 +4,9 @@ In double precision, so that the tolerance says something about the code and not
 """
 
 import copy
+import functools
 import os
+from typing import TypeVar
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-TOLERANCE = {"rtol": 1e-9, "atol": 1e-11}
+assert_close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-11)
 VAE = DiscreteVAEConfig(image_size=16, codebook_size=12, hidden_width=8, num_groups=3, decoder_input_width=8)
 TRANSFORMER = SparseTransformerConfig(
     depth=4,
@@ -37,14 +39,18 @@ TRANSFORMER = SparseTransformerConfig(
 )
 
 
-def on_device(network: nn.Module) -> nn.Module:
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def on_device(network: Network) -> Network:
     return copy.deepcopy(network).to(DEVICE)
 
 
 def assert_same_gradients(reference: nn.Module, other: nn.Module) -> None:
     for (name, parameter), counterpart in zip(reference.named_parameters(), other.parameters(), strict=True):
         if parameter.grad is not None:
-            torch.testing.assert_close(counterpart.grad.cpu(), parameter.grad, **TOLERANCE, msg=name)
+            assert counterpart.grad is not None, name
+            assert_close(counterpart.grad.cpu(), parameter.grad, msg=name)
 
 
 def vae_loss(network: DiscreteVAE, images: Tensor) -> Tensor:
@@ -62,7 +68,7 @@ def test_discrete_vae_and_its_gradients() -> None:
     images = torch.rand(2, 3, VAE.image_size, VAE.image_size, dtype=torch.float64)
     twin = on_device(network)
     loss, other = vae_loss(network, images), vae_loss(twin, images.to(DEVICE))
-    torch.testing.assert_close(other.cpu(), loss, **TOLERANCE)
+    assert_close(other.cpu(), loss)
     loss.backward()
     other.backward()
     assert_same_gradients(network, twin)
@@ -78,7 +84,7 @@ def test_sparse_transformer_and_its_gradients(activation_checkpointing: bool) ->
     twin = on_device(network)
     loss = transformer_loss(network, text, image)
     other = transformer_loss(twin, text.to(DEVICE), image.to(DEVICE))
-    torch.testing.assert_close(other.cpu(), loss, **TOLERANCE)
+    assert_close(other.cpu(), loss)
     loss.backward()
     other.backward()
     assert_same_gradients(network, twin)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-import yaml  # type: ignore[import-untyped]
+import yaml
 from PIL import Image
 
 from lightning_dalle.commands.trainer import SuiteCLI
