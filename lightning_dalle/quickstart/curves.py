@@ -58,6 +58,7 @@ def _draw(panel: Panel, curves: Curves, name: str) -> str:
         "svg.fonttype": "none",
         "svg.hashsalt": name,
         "font.size": 9,
+        "axes.formatter.useoffset": False,
         "font.family": "sans-serif",
         **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
     }
@@ -65,7 +66,8 @@ def _draw(panel: Panel, curves: Curves, name: str) -> str:
         drawing = Drawing(figsize=(3.6, 2.3), layout="constrained")
         axes = drawing.subplots()
         for colour, (key, label) in zip(_LINES, panel.lines.items(), strict=False):
-            _plot(axes, curves.get(key, {}), label, colour)
+            if curves.get(key):
+                _plot(axes, curves[key], label, colour)
         axes.set_title(panel.title, loc="left", fontsize=9)
         axes.set_xlabel("updates")
         axes.spines[["top", "right"]].set_visible(False)
@@ -90,5 +92,8 @@ def _as_element(drawing: Drawing, title: str) -> str:
     for stand_in, colour in _COLOURS.items():
         text = text.replace(stand_in, colour)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
+    # Versions of matplotlib write the font as one property or as several.
     text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
+    text = re.sub(r"font-family: [^;\"]*; ", "", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)

@@ -1,7 +1,6 @@
 """Figures of a run beside the values they are to reach."""
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,8 +63,7 @@ class Figure:
             return f"{100 * value:.1f} %"
         if self.unit == "points":
             return f"{100 * value:+.1f} points" if value else "0 points"
-        decimals = max(1, 2 - math.floor(math.log10(abs(value)))) if 0 < abs(value) < 1 else 1
-        return f"{value:.{min(decimals, 5)}f} {self.unit}".strip()
+        return f"{value:.1f} dB" if self.unit == "dB" else f"{value:.3g}"
 
 
 def mean_psnr(

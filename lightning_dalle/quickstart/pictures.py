@@ -88,7 +88,8 @@ def reconstruct(
 def split_images(
     data: CaptionedDataModule, split: str, most: int | None = None
 ) -> tuple[UInt8[Tensor, "images 3 height width"], list[str]]:
-    """The first images of a split and their captions; all of them by default."""
+    """Images of a split, evenly spaced in it, and their captions; all of them by default."""
     dataset = data.dataset(split)
-    samples = [dataset[index] for index in range(len(dataset) if most is None else min(most, len(dataset)))]
+    count = len(dataset) if most is None else min(most, len(dataset))
+    samples = [dataset[index * len(dataset) // count] for index in range(count)]
     return torch.stack([sample["image"] for sample in samples]), [sample["caption"] for sample in samples]

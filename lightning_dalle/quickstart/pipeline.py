@@ -102,8 +102,10 @@ class Pipeline:
         try:
             for stage in TITLES:
                 self._run_stage(stage)
-        except (KeyboardInterrupt, SystemExit):
-            self.console.print("\nInterrupted. The same command goes on from here.")
+        except (KeyboardInterrupt, SystemExit) as stop:
+            # Lightning turns the first into the second, with status 1; a bad argument has status 2.
+            if getattr(stop, "code", 1) == 1:
+                self.console.print("\nInterrupted. The same command goes on from here.")
             raise
         metrics = self._metrics()
         write_json(self.folder.metrics, metrics)

@@ -54,8 +54,8 @@ def reconstructions(pictures: Mapping[str, Any]) -> str:
         for original, reconstruction in pairs
     ]
     return f"""<h2>Reconstructions</h2>
-<p class="quiet">Validation pictures above, and below what the discrete VAE’s codes keep of them: the most that the
-transformer could draw.</p>
+<p class="quiet">Validation pictures above, and below what the discrete VAE’s codes keep of them: the transformer can
+draw no better than this.</p>
 {_strip("pairs", figures)}"""
 
 

@@ -41,7 +41,7 @@ def train(settings: Settings, folder: RunFolder, stage: str, title: str, later_s
         later_seconds: Estimate of what the stages after this one take, for the remaining time.
     """
     with _quiet():
-        wandb.setup(wandb.Settings(silent=True))
+        wandb.setup(wandb.Settings(silent=True, mode="offline"))
         try:
             cli = SuiteCLI(_fit_arguments(settings, folder, stage, title, later_seconds))
         finally:
