@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 
 from lightning_dalle.quickstart import pipeline, training
 from lightning_dalle.quickstart.pipeline import run_quickstart
@@ -122,14 +122,11 @@ def test_other_settings_need_another_folder(finished: Path) -> None:
 def start_and_kill(folder: Path) -> None:
     """A process that dies in the middle of the first stage of training, without a chance to save anything."""
 
-    class Killing(StageProgressBar):
-        def on_train_batch_end(
-            self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-        ) -> None:
-            if trainer.global_step == KILLED_AT:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def kill(self: Any, trainer: Trainer, *arguments: Any) -> None:
+        if trainer.global_step == KILLED_AT:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    StageProgressBar.on_train_batch_end = Killing.on_train_batch_end  # type: ignore[method-assign]
+    StageProgressBar.on_train_batch_end = kill  # type: ignore[method-assign, assignment]
     training.CHECKPOINT_INTERVAL = CHECKPOINT_INTERVAL
     torch.set_num_threads(1)
     quickstart(folder)

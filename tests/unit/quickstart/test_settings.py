@@ -19,7 +19,7 @@ def test_extra_arguments_of_an_unknown_stage_are_refused() -> None:
 @pytest.mark.parametrize(("name", "value"), [("num_prompts", 1), ("num_candidates", 0)])
 def test_counts_out_of_range_are_refused(name: str, value: int) -> None:
     with pytest.raises(ValueError, match=rf"sampling.{name} \({value}\) must be at least"):
-        Sampling(**{name: value})  # type: ignore[arg-type]
+        Sampling(**{name: value})
 
 
 @pytest.mark.parametrize("data", ["openmoji", "shapes"])

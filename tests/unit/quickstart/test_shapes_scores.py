@@ -51,7 +51,7 @@ def test_right_pictures_that_the_reranker_prefers_are_all_right(data: CaptionedS
 def test_the_settings_of_sampling_reach_the_model(data: CaptionedShapes) -> None:
     models = fake_models(right_picture, [0], width=3 * 32 * 32)
     judge_shapes(models, data, SAMPLING)
-    call = models.text_to_image.calls[0]  # type: ignore[operator]
+    call = models.text_to_image.calls[0]
     assert (call["temperature"], call["top_p"], call["guidance_scale"]) == (0.9, 0.8, 2.0)
     assert isinstance(call["generator"], torch.Generator)
 
