@@ -46,6 +46,7 @@ def render_report(results: Results, stages: Mapping[str, Mapping[str, Any]], mac
     sections = [
         _opening(results, stages),
         _figures(results.figures),
+        *_attributes(results.details),
         *(report_pictures.prompts(prompts) for prompts in results.pictures["prompts"]),
         report_pictures.samples(results.pictures),
         report_pictures.reconstructions(results.pictures),
@@ -77,7 +78,7 @@ def _figures(figures: list[Figure]) -> str:
     rows = "\n".join(map(_figure_row, sorted(figures, key=lambda figure: figure.target is None)))
     return f"""<h2>Figures</h2>
 <div class="scroll"><table>
-<tr><th>Figure</th><th class="number">Value</th><th class="number">Target</th><th></th></tr>
+<tr><th>Figure</th><th class="number">n</th><th class="number">Value</th><th class="number">Target</th><th></th></tr>
 {rows}
 </table></div>"""
 
@@ -88,19 +89,39 @@ def _figure_row(figure: Figure) -> str:
         False: '<span class="verdict missed">✗ not met</span>',
         None: "",
     }[figure.met]
-    definition = f"{html.escape(figure.definition)} n = {figure.n}."
+    definition = html.escape(figure.definition)
     return (
         f'<tr><td>{html.escape(figure.label)}<span class="definition">{definition}</span></td>'
-        f'<td class="number">{figure.value_text}</td>'
+        f'<td class="number quiet">{figure.n}</td><td class="number">{figure.value_text}</td>'
         f'<td class="number">{figure.target_text}</td><td>{verdict}</td></tr>'
     )
+
+
+def _attributes(details: Mapping[str, Any]) -> list[str]:
+    """What of drawn shapes is right where not all is; other data have no such shares."""
+    return [
+        f"""<h3>{title}: shares of what is right</h3>
+<div class="scroll"><table>
+<tr><th>Pictures</th>{"".join(f'<th class="number">{word}</th>' for word in details[key]["best"])}</tr>
+{_attribute_row("first by the reranker", details[key]["best"])}
+{_attribute_row("all", details[key]["mean"])}
+</table></div>"""
+        for key, title in (("one_object_attributes", "One object"), ("two_object_attributes", "Two objects"))
+        if key in details
+    ]
+
+
+def _attribute_row(name: str, shares: Mapping[str, float]) -> str:
+    cells = "".join(f'<td class="number">{100 * share:.1f} %</td>' for share in shares.values())
+    return f"<tr><td>{name}</td>{cells}</tr>"
 
 
 def _curves(results: Results) -> str:
     parts = ["<h2>Training</h2>"]
     for stage in TRAINED_STAGES:
-        drawings = "\n".join(draw_panels(stage, results.curves[stage]))
-        parts.append(f'<h3>{STAGE_NAMES[stage]}</h3>\n<div class="curves">{drawings}</div>')
+        drawings = draw_panels(stage, results.curves[stage])
+        if drawings:
+            parts.append(f'<h3>{STAGE_NAMES[stage]}</h3>\n<div class="curves">{"".join(drawings)}</div>')
     return "\n".join(parts)
 
 

@@ -15,6 +15,7 @@ STAGES = {
     "discrete_vae": {"seconds": 125.0, "peak_memory_mib": 900, "attempts": 2},
     "report": {"seconds": 0.0, "peak_memory_mib": 0, "attempts": 1},
 }
+LOSSES = {"discrete_vae": "train/loss", "contrastive": "train/loss", "text_to_image": "train/image_loss"}
 VOID = {"meta", "img", "br", "hr", "link"}
 
 
@@ -51,7 +52,13 @@ def prompts(captions: list[str], originals: bool) -> dict[str, Any]:
     }
 
 
-def results(data: str, captions: list[str], extra: dict[str, list[str]] | None = None) -> Results:
+def results(
+    data: str,
+    captions: list[str],
+    extra: dict[str, list[str]] | None = None,
+    details: dict[str, Any] | None = None,
+    trained: tuple[str, ...] = TRAINED_STAGES,
+) -> Results:
     pictures = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
     figures = [
         Figure(key="a", label="Minor", definition="How.", value=0.25, n=4, unit="%"),
@@ -60,7 +67,7 @@ def results(data: str, captions: list[str], extra: dict[str, list[str]] | None =
     ]
     return Results(
         figures=figures,
-        details={},
+        details=details or {},
         pictures={
             "samples": pictures,
             "sample_captions": ["one", "two"],
@@ -68,7 +75,7 @@ def results(data: str, captions: list[str], extra: dict[str, list[str]] | None =
             "reconstructions": pictures,
             "prompts": [prompts(captions, originals=data == "openmoji")],
         },
-        curves={stage: {"train/loss": {0: 2.0, 10: 1.0}} for stage in TRAINED_STAGES},
+        curves={stage: {LOSSES[stage]: {0: 2.0, 10: 1.0}} if stage in trained else {} for stage in TRAINED_STAGES},
         settings={
             "data": data,
             "sampling": {"seed": 0},
@@ -135,3 +142,19 @@ def test_times_are_those_of_the_stages_that_are_over() -> None:
 
 def test_arguments_above_the_recipe_are_shown() -> None:
     assert "--trainer.max_steps=3" in page(extra={"contrastive": ["--trainer.max_steps=3"]})
+
+
+def test_curves_are_those_of_the_stages_that_have_some() -> None:
+    assert page().count("<svg") == 3
+    text = page(trained=("discrete_vae",))
+    assert text.count("<svg") == 1
+    assert "<h3>Contrastive reranker</h3>" not in text
+
+
+def test_attributes_of_drawn_shapes_are_shown_where_there_are_some() -> None:
+    shares = {"best": {"size": 0.75, "relation": 1.0}, "mean": {"size": 0.5, "relation": 0.25}}
+    text = page(details={"two_object_attributes": shares})
+    assert "Two objects: shares of what is right" in text
+    assert "75.0 %" in text
+    assert "25.0 %" in text
+    assert "shares of what is right" not in page("openmoji")
