@@ -143,7 +143,7 @@ class CaptionTokenizer:
             raise ValueError(f"dropout ({dropout}) needs a seed, such as one drawn from (epoch, index)")
         tokens = torch.zeros(len(captions), text_tokens, dtype=torch.int64)
         for position, caption in enumerate(captions):
-            # The standard library's generator starts and draws ten times faster than NumPy's.
+            # The standard library's generator starts and draws faster than NumPy's.
             chance = random.Random(f"{seed} {position}") if dropout else None
             ids = [token for word in self._words(caption) for token in self._encode_word(word, dropout, chance)]
             if len(ids) > text_tokens:

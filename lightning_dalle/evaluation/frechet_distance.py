@@ -12,8 +12,8 @@ def frechet_distance(
 
     torchmetrics' `FrechetInceptionDistance` computes the same from the eigenvalues of C C', features x features. Here
     the trace of the root is the nuclear norm of A B^T, where C = A^T A and C' = B^T B are built from the centred
-    features themselves: exact where fewer images than features leave the covariances singular, and some hundred times
-    faster there. Rounding can leave the distance of a set to itself slightly negative.
+    features themselves: exact where fewer images than features leave the covariances singular, and cheaper there.
+    Rounding can leave the distance of a set to itself slightly negative.
 
     It falls with the number of images for one and the same pair of distributions: compare equal numbers only.
 

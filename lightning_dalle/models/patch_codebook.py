@@ -15,7 +15,7 @@ from torch.nn import functional
 from lightning_dalle.ops.k_means import k_means, nearest_centre
 
 MAX_PATCHES = 65_536
-"""Patches that k-means sees: a sample of this size costs seconds and loses less than .1 dB."""
+"""Patches that k-means sees at most, which bounds its time."""
 K_MEANS_ITERATIONS = 15
 MIN_VARIANCE = 1e-6
 """Keeps the logits finite where the codes reproduce every patch exactly."""

@@ -123,7 +123,7 @@ def attend(
             "use pattern.with_height for a prefix"
         )
     if query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.requires_grad:
-        # The fused CPU kernel's backward is up to three times slower in bf16 than in fp32.
+        # The fused CPU kernel's backward is slower in bf16 than in fp32.
         with torch.autocast("cpu", enabled=False):
             return _attend_dense(query.float(), key.float(), value.float(), pattern).to(query.dtype)
     return _attend_dense(query, key, value, pattern)
