@@ -8,7 +8,7 @@ from jaxtyping import UInt8
 from torch.utils.data import Dataset
 
 from lightning_dalle.data.augmentation import Augmentation, middle_square
-from lightning_dalle.data.keyed_random import keyed_generator
+from lightning_dalle.data.keyed_random import keyed_numpy_generator
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 
 _CROP, _DROPOUT = 0, 1
@@ -63,9 +63,11 @@ class CaptionedDataset(Dataset):
         if self.augmentation is None:
             image = middle_square(image, self.image_size)
         else:
-            image = self.augmentation(image, self.image_size, keyed_generator(self.seed, epoch, index, _CROP))
+            image = self.augmentation(image, self.image_size, keyed_numpy_generator(self.seed, epoch, index, _CROP))
         sample = {"image": torch.from_numpy(image), "caption": caption}
         if self.tokenizer is not None:
-            seed = int(keyed_generator(self.seed, epoch, index, _DROPOUT).integers(2**62)) if self.dropout else None
+            seed = (
+                int(keyed_numpy_generator(self.seed, epoch, index, _DROPOUT).integers(2**62)) if self.dropout else None
+            )
             sample["text_tokens"] = self.tokenizer.encode([caption], self.text_tokens, self.dropout, seed)[0]
         return sample

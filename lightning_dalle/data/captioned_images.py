@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from lightning_dalle.data.caption_filters import rejects_caption, rejects_size
-from lightning_dalle.data.captioned_data_module import CaptionedDataModule
 from lightning_dalle.data.files_source import BrokenFiles, CaptionedFile, FilesSource
 from lightning_dalle.data.image_decoding import image_size
+from lightning_dalle.data.name_split_data_module import NameSplitDataModule
 from lightning_dalle.data.sample_files import Part, Sample, SampleError, folder_samples, shard_samples
-from lightning_dalle.data.split_by_name import check_val_share, validation_mask
+from lightning_dalle.data.split_by_name import validation_mask
 
 # Headers are read from this many bytes, so that scanning shards does not read all of them.
 _HEADER_BYTES = 1 << 16
@@ -21,7 +21,7 @@ _HEADER_BYTES = 1 << 16
 logger = logging.getLogger(__name__)
 
 
-class CaptionedImages(CaptionedDataModule):
+class CaptionedImages(NameSplitDataModule):
     """Images (.jpg, .png, .webp) with captions in .txt or in the entry `caption` of .json files of the same name.
 
     What cannot be used (a broken image, no caption or an empty one, the rest of a damaged shard) is skipped, counted
@@ -52,7 +52,7 @@ class CaptionedImages(CaptionedDataModule):
         max_aspect_ratio: float | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(image_size=image_size, **settings)
+        super().__init__(image_size=image_size, val_share=val_share, **settings)
         self.path = Path(path)
         if not self.path.exists():
             raise FileNotFoundError(f"path ({str(path)!r}) does not exist; give a folder of images or a .tar shard")
@@ -60,22 +60,12 @@ class CaptionedImages(CaptionedDataModule):
             raise ValueError(f"max_broken_share ({max_broken_share}) must be between 0 and 1")
         if max_aspect_ratio is not None and max_aspect_ratio < 1:
             raise ValueError(f"max_aspect_ratio ({max_aspect_ratio}) must be at least 1; the paper's is 2")
-        self.val_share = check_val_share(val_share)
         self.max_broken_share = max_broken_share
         self.filter_captions = filter_captions
         self.max_aspect_ratio = max_aspect_ratio
         self.num_filtered: Counter[str] = Counter()
-        self._sources: dict[str, FilesSource] = {}
 
-    def source(self, split: str) -> FilesSource:
-        """The files of `train` or `val`."""
-        if not self._sources:
-            self._load()
-        if split not in self._sources:
-            raise ValueError(f"split ({split!r}) must be one of {', '.join(self._sources)}")
-        return self._sources[split]
-
-    def _load(self) -> None:
+    def _load(self) -> dict[str, FilesSource]:
         broken = BrokenFiles(self.path, self.max_broken_share)
         files = list(self._usable(broken))
         num_skipped = len(broken.problems)
@@ -90,8 +80,10 @@ class CaptionedImages(CaptionedDataModule):
             "%s: %d images, %d skipped, filtered %s", self.path, len(files), num_skipped, dict(self.num_filtered)
         )
         validation = validation_mask([file.name for file in files], self.val_share)
-        for split, chosen in (("train", ~validation), ("val", validation)):
-            self._sources[split] = FilesSource([files[index] for index in np.flatnonzero(chosen)], broken)
+        return {
+            split: FilesSource([files[index] for index in np.flatnonzero(chosen)], broken)
+            for split, chosen in (("train", ~validation), ("val", validation))
+        }
 
     def _samples(self, broken: BrokenFiles) -> Iterator[Sample]:
         shards = [self.path] if self.path.is_file() else sorted(self.path.glob("*.tar"))

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from lightning_dalle.data.captioned_data_module import CaptionedDataModule
-from lightning_dalle.data.keyed_random import keyed_generator
+from lightning_dalle.data.keyed_random import keyed_numpy_generator
 from lightning_dalle.data.shapes import MIN_IMAGE_SIZE, OBJECT_INDEX, ObjectCount, Scene, draw, place
 from lightning_dalle.data.shapes_compositions import held_out_scenes, object_counts, trained_scenes
 
@@ -77,7 +77,7 @@ class CaptionedShapes(CaptionedDataModule):
         if split not in _SPLIT_KEYS:
             raise ValueError(f"split ({split!r}) must be one of {', '.join(_SPLIT_KEYS)}")
         if split not in self._sources:
-            generator = keyed_generator(self.seed, _SPLIT_KEYS[split])
+            generator = keyed_numpy_generator(self.seed, _SPLIT_KEYS[split])
             self._sources[split] = ShapesSource(self._scenes(split, generator), self.image_size, generator)
         return self._sources[split]
 

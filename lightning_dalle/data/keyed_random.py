@@ -14,7 +14,7 @@ def check_seed(seed: int) -> int:
     return seed
 
 
-def keyed_generator(*key: int) -> np.random.Generator:
+def keyed_numpy_generator(*key: int) -> np.random.Generator:
     """A generator whose stream depends on the key alone; streams of different keys are independent.
 
     Args:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from lightning_dalle.data.captioned_data_module import CaptionedDataModule
+from lightning_dalle.data.name_split_data_module import NameSplitDataModule
 from lightning_dalle.data.open_moji_pictures import load_open_moji
-from lightning_dalle.data.split_by_name import check_val_share, validation_mask
+from lightning_dalle.data.split_by_name import validation_mask
 
 
 class ArraySource:
@@ -30,7 +30,7 @@ class ArraySource:
         return self.images[index], self.captions[index]
 
 
-class OpenMoji(CaptionedDataModule):
+class OpenMoji(NameSplitDataModule):
     """Emoji without skin tones, on white. By OpenMoji, CC BY-SA 4.0: show `open_moji_pictures.ATTRIBUTION` with them.
 
     Splits are `train`, `val`, and `all`, both together in the order of code points.
@@ -55,27 +55,20 @@ class OpenMoji(CaptionedDataModule):
         cache: str | Path | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(image_size=image_size, **settings)
+        super().__init__(image_size=image_size, val_share=val_share, **settings)
         self.render_size = render_size or image_size
-        self.val_share = check_val_share(val_share)
         self.cache = cache
-        self._sources: dict[str, ArraySource] = {}
 
     def prepare_data(self) -> None:
         """Draw them once per machine."""
         load_open_moji(self.render_size, self.cache)
 
-    def source(self, split: str) -> ArraySource:
-        """The emoji of `train`, `val` or `all`."""
-        if not self._sources:
-            self._load()
-        if split not in self._sources:
-            raise ValueError(f"split ({split!r}) must be one of {', '.join(self._sources)}")
-        return self._sources[split]
-
-    def _load(self) -> None:
+    def _load(self) -> dict[str, ArraySource]:
         images, captions = load_open_moji(self.render_size, self.cache)
         validation = validation_mask(captions, self.val_share)
-        for split, chosen in (("train", ~validation), ("val", validation), ("all", np.ones_like(validation))):
-            indices = np.flatnonzero(chosen)
-            self._sources[split] = ArraySource(images[indices], [captions[index] for index in indices])
+        masks = {"train": ~validation, "val": validation, "all": np.ones_like(validation)}
+        chosen = {split: np.flatnonzero(mask) for split, mask in masks.items()}
+        return {
+            split: ArraySource(images[indices], [captions[index] for index in indices])
+            for split, indices in chosen.items()
+        }

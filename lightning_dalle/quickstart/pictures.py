@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from lightning_dalle.commands.sample import rank_best_first
 from lightning_dalle.data.captioned_data_module import CaptionedDataModule
 from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule
 from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule
@@ -71,9 +72,8 @@ def draw_ranked(models: Models, captions: Sequence[str], sampling: Sampling) -> 
     ).cpu()
     image_features = models.contrastive.encode_images(candidates.flatten(0, 1)).unflatten(0, candidates.shape[:2])
     text_features = models.contrastive.encode_captions(captions)
-    ranked = torch.einsum("pcf,pf->pc", image_features, text_features).cpu().sort(dim=1, descending=True, stable=True)
-    rows = torch.arange(len(captions)).unsqueeze(1)
-    return RankedPictures(list(captions), candidates[rows, ranked.indices], ranked.values)
+    cosines = torch.einsum("pcf,pf->pc", image_features, text_features).cpu()
+    return RankedPictures(list(captions), *rank_best_first(candidates, cosines))
 
 
 def reconstruct(

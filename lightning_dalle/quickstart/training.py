@@ -14,6 +14,7 @@ from typing import Any
 import wandb
 import yaml
 
+from lightning_dalle.commands.tokenizer import vocabulary_size_of_recipe
 from lightning_dalle.commands.trainer import SuiteCLI
 from lightning_dalle.data.captioned_data_module import CaptionedDataModule
 from lightning_dalle.data.tokenizer import CaptionTokenizer
@@ -87,8 +88,7 @@ def last_checkpoint(folder: RunFolder, stage: str) -> Path | None:
 
 def vocabulary_size(settings: Settings) -> int:
     """Ids that the recipe's transformer has room for."""
-    recipe: dict[str, Any] = yaml.safe_load(settings.recipe("text_to_image").read_text(encoding="utf-8"))
-    return int(recipe["model"]["init_args"]["network"]["text_vocabulary_size"])
+    return vocabulary_size_of_recipe(yaml.safe_load(settings.recipe("text_to_image").read_text(encoding="utf-8")))
 
 
 def _fit_arguments(settings: Settings, folder: RunFolder, stage: str, title: str, later_seconds: float) -> list[str]:
