@@ -8,8 +8,8 @@ from jaxtyping import UInt8
 
 from lightning_dalle.data.captioned_data_module import CaptionedDataModule
 from lightning_dalle.data.keyed_random import keyed_numpy_generator
-from lightning_dalle.data.shapes import MIN_IMAGE_SIZE, OBJECT_INDEX, ObjectCount, Scene, draw, place
-from lightning_dalle.data.shapes_compositions import held_out_scenes, object_counts, trained_scenes
+from lightning_dalle.data.shapes import MIN_IMAGE_SIZE, OBJECT_INDEX, Scene, draw, place
+from lightning_dalle.data.shapes_compositions import held_out_scenes, trained_scenes
 
 _SPLIT_KEYS = {"train": 0, "val": 1, "held_out": 2}
 
@@ -42,7 +42,8 @@ class CaptionedShapes(CaptionedDataModule):
     `Trainer.test` and `Trainer.predict` see it. `train` and `val` show different pictures of the same compositions.
 
     Args:
-        objects: How many a picture shows: `one`, `two`, or `both`, half and half.
+        one_object_share: Share of the pictures that show one object; the others show two. At 1 or 0 there are none of
+            the other kind. The few compositions of one object are soon known by heart, and then taught again and again.
         num_train: Training pictures. Compositions are drawn uniformly, within those of one and those of two objects.
         num_val: Validation pictures.
         settings: See `CaptionedDataModule`.
@@ -56,8 +57,8 @@ class CaptionedShapes(CaptionedDataModule):
     def __init__(
         self,
         *,
-        image_size: int = 32,
-        objects: ObjectCount = "both",
+        image_size: int = 40,
+        one_object_share: float = 0.2,
         num_train: int = 50_000,
         num_val: int = 1_000,
         **settings: Any,
@@ -68,7 +69,10 @@ class CaptionedShapes(CaptionedDataModule):
         for name, value in (("num_train", num_train), ("num_val", num_val)):
             if value < 1:
                 raise ValueError(f"{name} ({value}) must be at least 1")
-        self.counts = object_counts(objects)
+        if not 0 <= one_object_share <= 1:
+            raise ValueError(f"one_object_share ({one_object_share}) must be between 0 and 1, such as 0.2")
+        self._shares = {1: one_object_share, 2: 1 - one_object_share}
+        self.counts = tuple(count for count, share in self._shares.items() if share > 0)
         self._num_pictures = {"train": num_train, "val": num_val}
         self._sources: dict[str, ShapesSource] = {}
 
@@ -84,9 +88,9 @@ class CaptionedShapes(CaptionedDataModule):
     def _scenes(self, split: str, generator: np.random.Generator) -> list[Scene]:
         if split == "held_out":
             return [scene for count in self.counts for scene in held_out_scenes(count)]
-        pools = [trained_scenes(count) for count in self.counts]
-        chosen = [pools[number] for number in generator.integers(len(pools), size=self._num_pictures[split])]
-        return [pool[generator.integers(len(pool))] for pool in chosen]
+        pools = {count: trained_scenes(count) for count in self.counts}
+        drawn = np.where(generator.random(self._num_pictures[split]) < self._shares[1], 1, 2)
+        return [pools[count][generator.integers(len(pools[count]))] for count in drawn.tolist()]
 
     def held_out_captions(self, num_objects: int) -> list[str]:
         """Captions of one or of two objects that describe no training picture."""

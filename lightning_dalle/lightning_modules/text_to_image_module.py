@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from lightning_dalle.lightning_modules.configuration import as_config
 from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule
+from lightning_dalle.lightning_modules.image_token_cache import ImageTokenCache
 from lightning_dalle.lightning_modules.text_to_image_training import (
     TextToImageTraining,
     build_optimizer,
@@ -23,6 +24,8 @@ from lightning_dalle.lightning_modules.text_to_image_training import (
 from lightning_dalle.lightning_modules.tokenizer_source import load_tokenizer
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
 from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
+from lightning_dalle.ops.keyed_generator import keyed_generator
+from lightning_dalle.ops.token_noise import replace_tokens
 from lightning_dalle.ops.token_sampling import keyed_uniforms
 from lightning_dalle.sampling.autoregressive import decode_image_tokens
 from lightning_dalle.sampling.progress import token_progress
@@ -67,6 +70,7 @@ class TextToImageModule(LightningModule):
             }
         )
         self.network = SparseTransformer(network_config)
+        self._image_token_cache = ImageTokenCache(self.training_config.kept_image_tokens)
 
     def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
         """AdamW with the configured learning-rate schedule."""
@@ -74,20 +78,24 @@ class TextToImageModule(LightningModule):
         return [optimizer], build_schedulers(optimizer, self.training_config, monitor="val/loss")
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
-        """The weighted loss of a batch, some of whose captions are dropped."""
-        text_tokens = self._text_tokens(batch)
+        """The weighted loss of a batch, some of whose captions and image tokens are disturbed."""
+        text_tokens, image_tokens = self._text_tokens(batch), self._image_tokens(batch)
         key = (self.training_config.seed, self.global_step, batch_idx, self.global_rank)
         dropped = keyed_uniforms(key, len(text_tokens)) < self.training_config.caption_dropout
         text_tokens = text_tokens.masked_fill(dropped.to(text_tokens.device).unsqueeze(1), 0)
-        return self._loss(text_tokens, batch["image"], "train")
+        shown = image_tokens
+        if self.training_config.image_token_noise > 0:
+            noise, codes = self.training_config.image_token_noise, self.network.config.image_vocabulary_size
+            shown = replace_tokens(image_tokens, noise, codes, keyed_generator(key, self.device))
+        return self._loss(text_tokens, image_tokens, "train", shown)
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Logs the losses of a batch."""
-        self._loss(self._text_tokens(batch), batch["image"], "val")
+        self._loss(self._text_tokens(batch), self._image_tokens(batch), "val")
 
     def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Logs the losses of a batch."""
-        self._loss(self._text_tokens(batch), batch["image"], "test")
+        self._loss(self._text_tokens(batch), self._image_tokens(batch), "test")
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> UInt8[Tensor, "batch 1 3 height width"]:
         """One image per caption of the batch."""
@@ -151,23 +159,29 @@ class TextToImageModule(LightningModule):
         images = [self.discrete_vae.decode(chunk) for chunk in tokens.flatten(0, 1).split(max_batch)]
         return torch.cat(images).unflatten(0, (len(captions), num_candidates))
 
-    def _loss(self, text_tokens: Tensor, images: Tensor, stage: str) -> Tensor:
-        """Cross-entropies of text and image, each over its own number of tokens; padding is no target."""
-        image_tokens = self.discrete_vae.encode(images)
-        text_logits, image_logits = self.network(text_tokens, image_tokens)
+    def _loss(self, text_tokens: Tensor, image_tokens: Tensor, stage: str, shown: Tensor | None = None) -> Tensor:
+        """Cross-entropies of text and image, each over its own number of tokens; padding is no target.
+
+        Args:
+            shown: The image tokens that the network sees, if others than those that it is asked for.
+        """
+        text_logits, image_logits = self.network(text_tokens, image_tokens if shown is None else shown)
         text_sum = cross_entropy(text_logits.flatten(0, 1), text_tokens.flatten(), ignore_index=0, reduction="sum")
         text_loss = text_sum / (text_tokens != 0).sum().clamp(min=1)
         image_loss = cross_entropy(image_logits.flatten(0, 1), image_tokens.flatten())
         weight = self.training_config.text_loss_weight
         loss = weight * text_loss + (1 - weight) * image_loss
         losses = {f"{stage}/loss": loss, f"{stage}/text_loss": text_loss, f"{stage}/image_loss": image_loss}
-        self.log_dict(losses, prog_bar=True, batch_size=len(images), sync_dist=stage != "train")
+        self.log_dict(losses, prog_bar=True, batch_size=len(image_tokens), sync_dist=stage != "train")
         return loss
 
     def _text_tokens(self, batch: Mapping[str, Any]) -> Int[Tensor, "batch text"]:
         if "text_tokens" in batch:
             return batch["text_tokens"]
         return self.tokenizer.encode(batch["caption"], self.network.config.text_tokens).to(self.device)
+
+    def _image_tokens(self, batch: Mapping[str, Any]) -> Int[Tensor, "batch image"]:
+        return self._image_token_cache.encode(self.discrete_vae, batch["image"])
 
     def _prime_tokens(self, prime: Tensor | None, prime_rows: int | None, num_captions: int) -> Tensor | None:
         config = self.network.config

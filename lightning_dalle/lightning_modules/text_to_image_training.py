@@ -26,6 +26,10 @@ class TextToImageTraining:
         plateau_halvings: Halvings at most.
         text_loss_weight: Weight of the text's cross-entropy; the image's has the rest of 1.
         caption_dropout: Share of training captions replaced by padding, which guidance needs; the paper has none.
+        image_token_noise: Share of the image tokens that training shows as random ones, and asks for the right ones;
+            the paper has none. A model that always saw perfect beginnings trusts them more than the caption, and goes
+            astray after the first unlucky token that it draws.
+        kept_image_tokens: Images whose tokens are kept instead of encoded anew, where they repeat unaugmented.
         seed: Of the caption dropout, together with the update, batch and rank.
 
     Raises:
@@ -45,19 +49,21 @@ class TextToImageTraining:
     weight_decay: float = 4.5e-2
     text_loss_weight: float = 0.125
     caption_dropout: float = 0.0
+    image_token_noise: float = 0.0
+    kept_image_tokens: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "plateau_interval", "epsilon"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be positive")
-        for name in ("warmup_updates", "plateau_patience", "plateau_halvings", "weight_decay"):
+        for name in ("warmup_updates", "plateau_patience", "plateau_halvings", "weight_decay", "kept_image_tokens"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1)")
-        for name in ("text_loss_weight", "caption_dropout"):
+        for name in ("text_loss_weight", "caption_dropout", "image_token_noise"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1]")
         if self.schedule not in ("plateau", "cosine"):

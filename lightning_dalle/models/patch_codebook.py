@@ -15,7 +15,7 @@ from torch.nn import functional
 from lightning_dalle.ops.k_means import k_means, nearest_centre
 
 MAX_PATCHES = 65_536
-"""Patches that k-means sees at most, which bounds its time."""
+"""Distinct patches that k-means sees at most, which bounds its time."""
 K_MEANS_ITERATIONS = 15
 MIN_VARIANCE = 1e-6
 """Keeps the logits finite where the codes reproduce every patch exactly."""
@@ -73,6 +73,9 @@ def fit_patch_codebook(
 ) -> PatchCodebook:
     """Cluster patches by k-means among mapped pixels, where the error is that of PSNR.
 
+    Equal patches, as of a plain background, are one point of their weight: half of the patches of emoji are white, and
+    would leave room for half of the others.
+
     Args:
         mapped: Images as `map_pixels` gives them.
         codebook_size: Number of clusters.
@@ -82,15 +85,19 @@ def fit_patch_codebook(
         seed: Of the choice of patches and of the seeding of k-means.
     """
     points = functional.pixel_unshuffle(mapped, stride).permute(0, 2, 3, 1).flatten(0, 2)
+    points, counts = points.unique(dim=0, return_counts=True)
     generator = torch.Generator().manual_seed(seed)
-    points = points[torch.randperm(len(points), generator=generator)[:MAX_PATCHES].to(points.device)]
-    centres = k_means(points, codebook_size, iterations=K_MEANS_ITERATIONS, seed=seed)
+    chosen = torch.randperm(len(points), generator=generator)[:MAX_PATCHES].to(points.device)
+    points, weights = points[chosen], counts[chosen].to(points.dtype)
+    centres = k_means(points, codebook_size, iterations=K_MEANS_ITERATIONS, seed=seed, weights=weights)
     nearest = centres[nearest_centre(points, centres)]
-    doubled_variance = 2 * (points - nearest).square().mean().clamp(min=MIN_VARIANCE)
+    share = (weights / weights.sum())[:, None]
+    doubled_variance = 2 * ((points - nearest).square() * share).mean(dim=1).sum().clamp(min=MIN_VARIANCE)
+    deviation = ((points.logit() - nearest.logit()).abs() * share).mean(dim=1).sum()
     shape = (codebook_size, 3, stride, stride)
     return PatchCodebook(
         encoder_weight=(2 * centres / (temperature * doubled_variance)).reshape(shape),
         encoder_bias=-centres.square().sum(dim=1) / (temperature * doubled_variance),
         decoder_weight=centres.logit().reshape(shape),
-        log_scale=float((points.logit() - nearest.logit()).abs().mean().clamp(min=MIN_VARIANCE).log()),
+        log_scale=float(deviation.clamp(min=MIN_VARIANCE).log()),
     )

@@ -15,32 +15,46 @@ def nearest_centre(
 
 
 def k_means(
-    points: Float[Tensor, "points features"], num_clusters: int, *, iterations: int, seed: int
+    points: Float[Tensor, "points features"],
+    num_clusters: int,
+    *,
+    iterations: int,
+    seed: int,
+    weights: Float[Tensor, " points"] | None = None,
 ) -> Float[Tensor, "clusters features"]:
     """Cluster points by Lloyd's iterations from a k-means++ start; an empty cluster keeps its centre.
+
+    Args:
+        weights: How many times each point counts, positive; None is once.
 
     Raises:
         ValueError: If there are fewer distinct points than clusters.
     """
-    centres = _plus_plus_seeds(points, num_clusters, torch.Generator().manual_seed(seed))
+    weights = torch.ones_like(points[:, 0]) if weights is None else weights
+    weighted = points * weights[:, None]
+    centres = _plus_plus_seeds(points, weights, num_clusters, torch.Generator().manual_seed(seed))
     for _ in range(iterations):
         assignment = nearest_centre(points, centres)
-        counts = torch.bincount(assignment, minlength=num_clusters)
-        sums = torch.zeros_like(centres).index_add_(0, assignment, points)
-        centres = torch.where(counts[:, None] > 0, sums / counts.clamp(min=1)[:, None], centres)
+        counts = torch.zeros_like(centres[:, 0]).index_add_(0, assignment, weights)
+        sums = torch.zeros_like(centres).index_add_(0, assignment, weighted)
+        filled = counts[:, None] > 0
+        centres = torch.where(filled, sums / torch.where(filled, counts[:, None], 1), centres)
     return centres
 
 
 def _plus_plus_seeds(
-    points: Float[Tensor, "points features"], num_clusters: int, generator: torch.Generator
+    points: Float[Tensor, "points features"],
+    weights: Float[Tensor, " points"],
+    num_clusters: int,
+    generator: torch.Generator,
 ) -> Float[Tensor, "clusters features"]:
-    """Choose each next seed with a probability proportional to its squared distance from the seeds so far."""
+    """Choose each next seed with a probability proportional to its weighted squared distance from the seeds so far."""
     uniforms = torch.rand(num_clusters, generator=generator, dtype=torch.float64).tolist()
     chosen = [int(uniforms[0] * len(points))]
     squared_norms = points.square().sum(dim=1)
     squared_distances = _squared_distances(points, squared_norms, chosen[0])
     for uniform in uniforms[1:]:
-        cumulative = squared_distances.double().cumsum(dim=0)
+        cumulative = (squared_distances.double() * weights).cumsum(dim=0)
         if cumulative[-1] <= 0:
             raise ValueError(
                 f"num_clusters ({num_clusters}) exceeds the {len(chosen)} distinct points found; "

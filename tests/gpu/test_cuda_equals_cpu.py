@@ -93,7 +93,7 @@ def test_sparse_transformer_and_its_gradients(activation_checkpointing: bool) ->
 @pytest.mark.parametrize("guidance_scale", [1.0, 2.0])
 def test_generated_images(guidance_scale: float) -> None:
     torch.manual_seed(0)
-    captions = ["a small red circle", "a large blue square"]
+    captions = ["a small red diamond", "a large blue square"]
     tokenizer = CaptionTokenizer.train(captions, vocabulary_size=TRANSFORMER.text_vocabulary_size)
     training = {"caption_dropout": 0.1}
     module = TextToImageModule(TRANSFORMER, training, DiscreteVAE(VAE), tokenizer.to_json()).double().eval()

@@ -15,7 +15,7 @@ from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModu
 from lightning_dalle.models.contrastive import ContrastiveConfig
 from tests.foreign_module import QUIET
 
-CAPTIONS = ["a red circle", "a blue square"]
+CAPTIONS = ["a red diamond", "a blue square"]
 
 
 @pytest.fixture

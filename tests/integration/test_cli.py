@@ -140,7 +140,7 @@ def test_trained_text_to_image_module_is_evaluated_from_its_checkpoint(
 
 
 def test_sample_draws_ranks_and_saves(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    captions = ["a large red circle", "a small blue square"]
+    captions = ["a large red diamond", "a small blue square"]
     command = ("sample", "--checkpoint", checkpoint_of(trained / "text_to_image"), "--captions", *captions)
     ranked = ("--reranker", checkpoint_of(trained / "contrastive"))
     run(*command, *ranked, "--num-candidates", 3, "--output", tmp_path, "--device", "cpu")
@@ -156,9 +156,9 @@ def test_sample_draws_ranks_and_saves(trained: Path, tmp_path: Path, capsys: pyt
 def test_sample_without_reranker_keeps_the_order_of_drawing(trained: Path, tmp_path: Path) -> None:
     checkpoint = checkpoint_of(trained / "text_to_image")
     for output in ("first", "second"):
-        draw = ("--captions", "a large red circle", "--num-candidates", 2, "--seed", 5, "--device", "cpu")
+        draw = ("--captions", "a large red diamond", "--num-candidates", 2, "--seed", 5, "--device", "cpu")
         run("sample", "--checkpoint", checkpoint, *draw, "--output", tmp_path / output)
-    assert json.loads((tmp_path / "first" / "samples.json").read_text()) == [{"caption": "a large red circle"}]
+    assert json.loads((tmp_path / "first" / "samples.json").read_text()) == [{"caption": "a large red diamond"}]
     assert (tmp_path / "first" / "grid.png").read_bytes() == (tmp_path / "second" / "grid.png").read_bytes()
 
 

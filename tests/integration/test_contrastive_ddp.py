@@ -17,7 +17,7 @@ MODEL_CONFIG: dict[str, Any] = {
     "text_cfg": {"context_length": 8, "width": 8, "heads": 2, "layers": 1},
 }
 # The first caption is on both ranks, so that the false negatives of a rank lie on the other.
-CAPTIONS = ["a red circle", "a blue square", "a green circle", "a red circle", "a red square", "a blue circle"]
+CAPTIONS = ["a red diamond", "a blue square", "a green diamond", "a red diamond", "a red square", "a blue diamond"]
 
 
 class _GradientModule(ContrastiveModule):

@@ -31,7 +31,7 @@ def test_batches_are_images_captions_and_tokens(tokenizer_file: Path) -> None:
     for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
         batch = next(iter(loader))
         assert set(batch) == {"image", "caption", "text_tokens"}
-        assert (batch["image"].shape, batch["image"].dtype) == ((8, 3, 32, 32), torch.uint8)
+        assert (batch["image"].shape, batch["image"].dtype) == ((8, 3, 40, 40), torch.uint8)
         assert (batch["text_tokens"].shape, batch["text_tokens"].dtype) == ((8, 30), torch.int64)
         assert len(batch["caption"]) == 8
         assert matches_each(batch["image"], batch["caption"]).all()
@@ -92,17 +92,17 @@ def test_shapes_of_training_and_held_out_compositions_are_apart() -> None:
     assert not pictures["train"] <= pictures["val"]
 
 
-@pytest.mark.parametrize(("objects", "counts"), [("one", {1}), ("two", {2}), ("both", {1, 2})])
-def test_pictures_show_as_many_objects_as_asked_for(objects: str, counts: set[int]) -> None:
-    data = shapes(objects=objects, num_train=200)
+@pytest.mark.parametrize(("one_object_share", "counts"), [(1, {1}), (0, {2}), (0.5, {1, 2})])
+def test_pictures_show_as_many_objects_as_asked_for(one_object_share: float, counts: set[int]) -> None:
+    data = shapes(one_object_share=one_object_share, num_train=200)
     for split in ("train", "held_out"):
         assert {len(parse_caption(caption).objects) for caption in data.captions(split)} == counts
 
 
-def test_both_kinds_of_pictures_are_half_of_the_set() -> None:
-    captions = shapes(num_train=2000).captions("train")
-    # 2,000 draws of chance .5: deviation .011.
-    assert sum(caption.count(" a ") for caption in captions) / 2000 == pytest.approx(0.5, abs=0.05)
+def test_pictures_of_one_object_have_their_share_of_the_set() -> None:
+    captions = shapes(num_train=2000, one_object_share=0.3).captions("train")
+    # 2,000 draws of chance .3: deviation .010.
+    assert sum(" a " not in caption for caption in captions) / 2000 == pytest.approx(0.3, abs=0.04)
 
 
 class FakeTrainer:
@@ -134,7 +134,7 @@ def test_a_batch_larger_than_a_rank_s_share_is_refused() -> None:
         ({"seed": -1}, r"seed \(-1\) must be at least 0"),
         ({"bpe_dropout": 1.0}, r"bpe_dropout \(1.0\) must be at least 0 and below 1"),
         ({"augmentation": "flip"}, r"augmentation \('flip'\) must be one of"),
-        ({"objects": "many"}, r"objects \('many'\) must be one of one, two, both"),
+        ({"one_object_share": 1.5}, r"one_object_share \(1.5\) must be between 0 and 1"),
         ({"num_train": 0}, r"num_train \(0\) must be at least 1"),
         ({"image_size": 16}, r"image_size \(16\) must be at least 24"),
     ],

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from lightning_dalle.data.tokenizer import MIN_VOCABULARY_SIZE, PADDING, CaptionTokenizer
 
 CAPTIONS = [
-    "a small red circle left of a large blue square",
+    "a small red diamond left of a large blue square",
     "Woman’s hat, São Tomé & Príncipe",
     "grinning face with smiling eyes",
     "twelve o’clock 🕛 piñata",
@@ -72,7 +72,7 @@ def test_dropout_skips_that_share_of_a_single_merge() -> None:
 
 
 def test_captions_are_lower_cased_and_padded_with_zero() -> None:
-    upper, lower = TOKENIZER.encode(["A SMALL Red circle", "a small red circle"], 32)
+    upper, lower = TOKENIZER.encode(["A SMALL Red diamond", "a small red diamond"], 32)
     assert upper.equal(lower)
     assert upper.dtype == torch.int64
     assert (upper > 0).sum() < 32
@@ -104,7 +104,7 @@ def test_long_captions_are_cut_counted_and_reported_once(caplog: pytest.LogCaptu
     assert [
         record.message
         for record in caplog.records
-        if "was cut to text_tokens (3): 'a small red circle" in record.message
+        if "was cut to text_tokens (3): 'a small red diamond" in record.message
     ]
     assert len(caplog.records) == 1
 
@@ -132,9 +132,9 @@ def test_a_pickled_tokenizer_is_the_same() -> None:
 
 def test_the_vocabulary_is_at_most_what_was_asked_for() -> None:
     assert TOKENIZER.vocabulary_size == 340
-    few = CaptionTokenizer.train(["a red circle"], vocabulary_size=16384)
+    few = CaptionTokenizer.train(["a red diamond"], vocabulary_size=16384)
     assert MIN_VOCABULARY_SIZE < few.vocabulary_size < 300
-    assert few.encode(["a red circle"], 8).count_nonzero() == 3
+    assert few.encode(["a red diamond"], 8).count_nonzero() == 3
 
 
 def test_training_is_repeatable() -> None:

@@ -25,15 +25,15 @@ def _read(file: Path | BytesIO) -> Tensor:
 
 def test_csv_logger_gets_a_file_beside_its_figures(image: Tensor, tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="run", version=0)
-    log_image([logger], "val/images", image, step=7, caption="a red circle")
+    log_image([logger], "val/images", image, step=7, caption="a red diamond")
     folder = tmp_path / "run" / "version_0" / "images"
     assert torch.equal(_read(folder / "val-images-7.png"), image)
-    assert (folder / "val-images-7.txt").read_text() == "a red circle\n"
+    assert (folder / "val-images-7.txt").read_text() == "a red diamond\n"
 
 
 def test_tensorboard_gets_image_and_text(image: Tensor, tmp_path: Path) -> None:
     logger = TensorBoardLogger(tmp_path)
-    log_image([logger], "val/images", image, step=7, caption="a red circle")
+    log_image([logger], "val/images", image, step=7, caption="a red diamond")
     logger.finalize("success")
     events = EventAccumulator(logger.log_dir).Reload()
     (logged,) = events.Images("val/images")
@@ -41,13 +41,13 @@ def test_tensorboard_gets_image_and_text(image: Tensor, tmp_path: Path) -> None:
     decoded = _read(BytesIO(logged.encoded_image_string))
     assert torch.equal(decoded, image)
     (text,) = events.Tensors("val/images/text_summary")
-    assert text.tensor_proto.string_val == [b"a red circle"]
+    assert text.tensor_proto.string_val == [b"a red diamond"]
 
 
 def test_offline_wandb_gets_the_image(image: Tensor, tmp_path: Path) -> None:
     with offline_wandb():
         logger = WandbLogger(offline=True, save_dir=tmp_path)
-        log_image([logger], "val/images", image, step=7, caption="a red circle")
+        log_image([logger], "val/images", image, step=7, caption="a red diamond")
         logger.experiment.finish()
     (path,) = tmp_path.rglob("media/images/val/images*.png")
     assert torch.equal(_read(path), image)

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),
 ]
 
-CAPTIONS = ["red circle", "blue square", "green circle", "red square"]
+CAPTIONS = ["red diamond", "blue square", "green diamond", "red square"]
 NETWORK = ContrastiveConfig(
     image_size=32, embed_dim=16, vision_width=4, text_tokens=10, text_width=16, text_heads=2, text_layers=1
 )
@@ -130,11 +130,11 @@ def test_images_of_other_sizes_are_resized_and_cropped_to_the_middle(module: Con
 @pytest.mark.parametrize("argument", ["captions", "images"])
 def test_wrong_types_are_refused(module: ContrastiveModule, images: Tensor, argument: str) -> None:
     with pytest.raises(TypeError, match=argument):
-        module.score(images / 255, CAPTIONS) if argument == "images" else module.score(images, "red circle")
+        module.score(images / 255, CAPTIONS) if argument == "images" else module.score(images, "red diamond")
 
 
 def test_end_of_text_follows_the_caption_and_is_the_highest_id(module: ContrastiveModule) -> None:
-    tokens = module._tokenize(["red", "red circle red circle red circle"])
+    tokens = module._tokenize(["red", "red diamond red diamond red diamond"])
     assert tokens.shape == (2, NETWORK.text_tokens)
     end_of_text = module.tokenizer.vocabulary_size if module.tokenizer else 0
     assert module.network.vocab_size == end_of_text + 1

@@ -124,7 +124,7 @@ def test_bad_arguments_of_generate_are_named(module: TextToImageModule, options:
 
 def test_one_string_for_captions_is_refused(module: TextToImageModule) -> None:
     with pytest.raises(TypeError, match="captions .* must be a sequence of strings"):
-        module.generate("a red circle", progress=False)
+        module.generate("a red diamond", progress=False)
 
 
 def test_no_caption_is_refused(module: TextToImageModule) -> None:

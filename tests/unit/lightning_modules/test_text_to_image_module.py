@@ -101,6 +101,27 @@ def test_dropped_captions_are_a_function_of_seed_step_and_batch() -> None:
     assert 12 < sum(first) < 52
 
 
+def test_noise_is_shown_but_never_asked_for() -> None:
+    noisy = dataclasses.replace(TRAINING, caption_dropout=0.0, image_token_noise=1.0)
+    module = _silent(tiny_module(training=noisy))
+    batch = {"image": images(64), "text_tokens": torch.ones(64, 8, dtype=torch.long)}
+    image_tokens = module.discrete_vae.encode(batch["image"])
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    module.network.register_forward_pre_hook(lambda network, arguments: seen.append(arguments))
+    loss = module.training_step(batch, 0)
+    module.training_step(batch, 0)
+    module.training_step(batch, 1)
+    module.validation_step(batch, 0)
+    shown = [arguments[1] for arguments in seen]
+    assert torch.equal(shown[0], shown[1])
+    assert not torch.equal(shown[0], shown[2])
+    assert torch.equal(shown[3], image_tokens)
+    text_logits, image_logits = module.network(*seen[0])
+    text_loss = cross_entropy(text_logits.flatten(0, 1), batch["text_tokens"].flatten())
+    image_loss = cross_entropy(image_logits.flatten(0, 1), image_tokens.flatten())
+    torch.testing.assert_close(loss, text_loss / 8 + image_loss * 7 / 8, atol=1e-6, rtol=0)
+
+
 def test_training_changes_the_transformer_alone_and_learns() -> None:
     module = tiny_module()
     before = copy.deepcopy(module.discrete_vae.state_dict())

@@ -114,6 +114,8 @@ def test_plateau_is_looked_for_at_its_interval() -> None:
         ({"beta1": 1.5}, r"beta1 \(1.5\) must be in \[0, 1\)"),
         ({"beta2": 1.0}, r"beta2 \(1.0\) must be in \[0, 1\)"),
         ({"text_loss_weight": -0.5}, r"text_loss_weight \(-0.5\) must be in \[0, 1\]"),
+        ({"image_token_noise": 1.1}, r"image_token_noise \(1.1\) must be in \[0, 1\]"),
+        ({"kept_image_tokens": -1}, r"kept_image_tokens \(-1\) must be at least 0"),
         ({"caption_dropout": 1.1}, r"caption_dropout \(1.1\) must be in \[0, 1\]"),
         ({"total_updates": 100}, r"total_updates \(100\) has no effect on schedule 'plateau'"),
         ({"schedule": "cosine"}, r"total_updates \(None\) must exceed warmup_updates \(5000\)"),

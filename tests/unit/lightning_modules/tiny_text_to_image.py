@@ -26,7 +26,7 @@ NETWORK = SparseTransformerConfig(
 TRAINING = TextToImageTraining(
     learning_rate=1e-2, warmup_updates=2, schedule="cosine", total_updates=30, caption_dropout=0.25
 )
-CAPTIONS = ["a red circle", "a blue square", "two green stars"]
+CAPTIONS = ["a red diamond", "a blue square", "two green stars"]
 TRAINER: dict[str, Any] = {
     "accelerator": "cpu",
     "logger": False,

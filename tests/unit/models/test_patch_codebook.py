@@ -27,7 +27,8 @@ def test_initialised_network_is_nearest_neighbour_quantisation(images: torch.Ten
     network.initialise_patch_codebook(images, seed=3)
     patches = torch.nn.functional.pixel_unshuffle(map_pixels(images), 4).permute(0, 2, 3, 1).flatten(0, 2)
     generator = torch.Generator().manual_seed(3)
-    centres = k_means(patches[torch.randperm(len(patches), generator=generator)], 16, iterations=15, seed=3)
+    distinct = patches.unique(dim=0)
+    centres = k_means(distinct[torch.randperm(len(distinct), generator=generator)], 16, iterations=15, seed=3)
     nearest = nearest_centre(patches, centres)
     assert torch.equal(network.encode(images).flatten(), nearest)
     mu, _ = network.decode_maps(nearest.view(32, 4, 4))
@@ -60,6 +61,16 @@ def test_initialisation_depends_on_images_and_seed_alone(images: torch.Tensor) -
     other = fit_patch_codebook(map_pixels(images), 16, 4, temperature=1.0, seed=6).decoder_weight
     assert torch.equal(tables[0], tables[1])
     assert not torch.equal(tables[0], other)
+
+
+def test_equal_patches_weigh_as_often_as_they_come(images: torch.Tensor) -> None:
+    white = torch.full((len(images), 3, 16, 16), 255, dtype=torch.uint8)
+    padded = torch.cat([images, white])
+    plain, with_white = (fit_patch_codebook(map_pixels(x), 16, 4, temperature=1.0, seed=0) for x in (images, padded))
+    # Half of the patches are reproduced without error, which halves the mean error.
+    assert with_white.log_scale < plain.log_scale
+    patches = with_white.decoder_weight.sigmoid()
+    assert (patches - map_pixels(white)[0, 0, 0, 0]).abs().amax(dim=(1, 2, 3)).min() < 1e-5
 
 
 def test_temperature_divides_the_logits(images: torch.Tensor) -> None:

@@ -37,6 +37,15 @@ def test_seeds_are_distinct_among_many_equal_points() -> None:
     assert len(centres.unique(dim=0)) == 4
 
 
+def test_weights_count_like_repeated_points() -> None:
+    generator = torch.Generator().manual_seed(4)
+    points = torch.rand(60, 3, dtype=torch.float64, generator=generator)
+    times = torch.randint(1, 5, (60,), generator=generator)
+    repeated = k_means(points.repeat_interleave(times, dim=0), 6, iterations=5, seed=1)
+    weighted = k_means(points, 6, iterations=5, seed=1, weights=times.double())
+    torch.testing.assert_close(weighted, repeated)
+
+
 def test_fewer_distinct_points_than_clusters_are_refused() -> None:
     with pytest.raises(ValueError, match=r"num_clusters \(3\) exceeds the 2 distinct points found; give more points"):
         k_means(torch.eye(2).repeat(5, 1), 3, iterations=1, seed=0)

@@ -86,7 +86,7 @@ def results(
 
 
 def page(data: str = "shapes", captions: list[str] | None = None, **settings: Any) -> str:
-    return render_report(results(data, captions or ["a small red circle"], **settings), STAGES, {"torch": "2.9"})
+    return render_report(results(data, captions or ["a small red diamond"], **settings), STAGES, {"torch": "2.9"})
 
 
 @pytest.mark.parametrize("data", ["shapes", "openmoji"])
