@@ -25,12 +25,12 @@ if TYPE_CHECKING:
         SparseTransformer as SparseTransformer,
         SparseTransformerConfig as SparseTransformerConfig,
     )
-    from lightning_dalle.ops.attention import AttentionPattern as AttentionPattern
+    from lightning_dalle.ops.attention_pattern import AttentionPattern as AttentionPattern
 
 __version__ = "0.1.0"
 
 _MODULE_OF = {
-    "AttentionPattern": "lightning_dalle.ops.attention",
+    "AttentionPattern": "lightning_dalle.ops.attention_pattern",
     "CLIPReranking": "lightning_dalle.callbacks",
     "CaptionTokenizer": "lightning_dalle.data.tokenizer",
     "CaptionedImages": "lightning_dalle.data.captioned_images",

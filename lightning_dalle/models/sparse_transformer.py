@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
 
-from lightning_dalle.ops.attention import AttentionPattern, PatternKind, attend
+from lightning_dalle.ops.attention import attend
+from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
 from lightning_dalle.ops.key_value_cache import KeyValueCache
 
 

@@ -1,244 +1,189 @@
-"""Attention patterns against tables written out by hand, and `attend` against a plain softmax."""
+"""`attend` against a plain softmax under the boolean mask."""
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_dalle.ops.attention import AttentionPattern, PatternKind, attend, attend_cached
+from lightning_dalle.ops.attention import attend
+from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
+from tests.unit.ops.attention_oracle import DECODABLE_KINDS, KINDS, Triple, masked_attention, random_inputs
 
-KINDS: tuple[PatternKind, ...] = ("row", "column", "convolution", "causal", "full")
-DECODABLE_KINDS: tuple[PatternKind, ...] = ("row", "column", "convolution", "causal")
-
-# 6 text positions, then a 4 x 4 grid in raster order, one group of digits per grid row. Rows are queries.
-TEXT_QUERIES = """
-100000 0000 0000 0000 0000
-110000 0000 0000 0000 0000
-111000 0000 0000 0000 0000
-111100 0000 0000 0000 0000
-111110 0000 0000 0000 0000
-111111 0000 0000 0000 0000
-"""
-# Itself and the four positions before it, across row ends.
-ROW_QUERIES = """
-111111 1000 0000 0000 0000
-111111 1100 0000 0000 0000
-111111 1110 0000 0000 0000
-111111 1111 0000 0000 0000
-111111 1111 1000 0000 0000
-111111 0111 1100 0000 0000
-111111 0011 1110 0000 0000
-111111 0001 1111 0000 0000
-111111 0000 1111 1000 0000
-111111 0000 0111 1100 0000
-111111 0000 0011 1110 0000
-111111 0000 0001 1111 0000
-111111 0000 0000 1111 1000
-111111 0000 0000 0111 1100
-111111 0000 0000 0011 1110
-111111 0000 0000 0001 1111
-"""
-COLUMN_QUERIES = """
-111111 1000 0000 0000 0000
-111111 0100 0000 0000 0000
-111111 0010 0000 0000 0000
-111111 0001 0000 0000 0000
-111111 1000 1000 0000 0000
-111111 0100 0100 0000 0000
-111111 0010 0010 0000 0000
-111111 0001 0001 0000 0000
-111111 1000 1000 1000 0000
-111111 0100 0100 0100 0000
-111111 0010 0010 0010 0000
-111111 0001 0001 0001 0000
-111111 1000 1000 1000 1000
-111111 0100 0100 0100 0100
-111111 0010 0010 0010 0010
-111111 0001 0001 0001 0001
-"""
-# 3 x 3: the three positions around the one above, the left neighbour and itself; the window wraps in raster order.
-CONVOLUTION_QUERIES = """
-111111 1000 0000 0000 0000
-111111 1100 0000 0000 0000
-111111 0110 0000 0000 0000
-111111 1011 0000 0000 0000
-111111 1101 1000 0000 0000
-111111 1110 1100 0000 0000
-111111 0111 0110 0000 0000
-111111 0011 1011 0000 0000
-111111 0001 1101 1000 0000
-111111 0000 1110 1100 0000
-111111 0000 0111 0110 0000
-111111 0000 0011 1011 0000
-111111 0000 0001 1101 1000
-111111 0000 0000 1110 1100
-111111 0000 0000 0111 0110
-111111 0000 0000 0011 1011
-"""
-TABLES: dict[PatternKind, str] = {"row": ROW_QUERIES, "column": COLUMN_QUERIES, "convolution": CONVOLUTION_QUERIES}
+# Geometries whose tiles are of all sorts: a head, several equal ones and a rest.
+TILED = {kind: AttentionPattern(kind, 70, 15, 13, 5) for kind in KINDS}
 
 
-def _parse(table: str) -> torch.Tensor:
-    return torch.tensor([[digit == "1" for digit in line.replace(" ", "")] for line in table.split("\n") if line])
+class _LargestTensor(TorchDispatchMode):
+    """Remembers how many elements the largest tensor has that any operation returns."""
+
+    num_elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = function(*args, **(kwargs or {}))
+        for result in results if isinstance(results, list | tuple) else (results,):
+            if isinstance(result, torch.Tensor):
+                self.num_elements = max(self.num_elements, result.numel())
+        return results
 
 
-Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+def _gradients(output: torch.Tensor, inputs: Triple) -> tuple[torch.Tensor, ...]:
+    weights = torch.randn(output.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return torch.autograd.grad((output * weights.to(output.dtype)).sum(), inputs)
 
 
-def _inputs(pattern: AttentionPattern, dtype: torch.dtype = torch.float64) -> Triple:
-    torch.manual_seed(0)
-    query, key, value = torch.randn(3, 2, 3, pattern.length, 4, dtype=dtype)
-    return query.requires_grad_(), key.requires_grad_(), value.requires_grad_()
-
-
-def _naive(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    return scores.masked_fill(~mask, -math.inf).softmax(-1) @ value
-
-
-@pytest.mark.parametrize("kind", TABLES)
-def test_mask_equals_the_table_written_by_hand(kind: PatternKind) -> None:
-    expected = _parse(TEXT_QUERIES + TABLES[kind])
-    assert torch.equal(AttentionPattern(kind, 6, 4, 4, 3).mask(), expected)
-
-
-def test_causal_and_full_masks() -> None:
-    ones = torch.ones(22, 22, dtype=torch.bool)
-    assert torch.equal(AttentionPattern("causal", 6, 4, 4).mask(), ones.tril())
-    assert torch.equal(AttentionPattern("full", 6, 4, 4).mask(), ones)
-
-
-def test_key_counts_are_those_of_the_paper_at_its_size() -> None:
-    image_keys = {kind: AttentionPattern(kind, 256, 32, 32).mask()[256:, 256:].sum(1) for kind in TABLES}
-    assert image_keys["row"].max() == 33
-    assert image_keys["column"].max() == 32
-    assert image_keys["convolution"].max() == 61
-    assert round(image_keys["convolution"].double().mean().item(), 1) == 55.8
-
-
-def _sees(kind: PatternKind, query: int, key: int, width: int, kernel_size: int) -> bool:
-    """The definition once more, position by position."""
-    if kind == "row":
-        return query - key in range(width + 1)
-    if kind == "column":
-        return key % width == query % width and key <= query
-    reach = range(-(kernel_size // 2), kernel_size // 2 + 1)
-    return key <= query and any(query - key == rows * width + columns for rows in reach for columns in reach)
+def _assert_equals_oracle(
+    pattern: AttentionPattern, dtype: torch.dtype, tolerance: float, batch: int = 2, heads: int = 3, **dropout: Any
+) -> None:
+    inputs = random_inputs(pattern, dtype, batch, heads)
+    exact: Triple = tuple(tensor.detach().double().requires_grad_() for tensor in inputs)  # type: ignore[assignment]
+    output, expected = attend(*inputs, pattern, **dropout), masked_attention(*exact, pattern, **dropout)
+    torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=0)
+    for gradient, exact_gradient in zip(_gradients(output, inputs), _gradients(expected, exact), strict=True):
+        # Of text keys it is a sum over all queries, and may be much larger than 1.
+        scale = max(1.0, exact_gradient.abs().max().item())
+        torch.testing.assert_close(gradient.double(), exact_gradient, atol=tolerance * scale, rtol=0)
 
 
 @given(
-    kind=st.sampled_from(("row", "column", "convolution")),
-    text_length=st.integers(1, 4),
-    height=st.integers(0, 5),
-    width=st.integers(1, 5),
-    kernel_size=st.sampled_from((1, 3, 5, 11)),
+    kind=st.sampled_from(KINDS),
+    text_length=st.integers(1, 12),
+    height=st.integers(0, 12),
+    width=st.integers(1, 14),
+    kernel_size=st.sampled_from((1, 3, 5, 7, 11)),
+    batch=st.integers(1, 3),
+    heads=st.integers(1, 3),
+    dropout=st.sampled_from((0.0, 0.0, 0.4)),
 )
-@settings(max_examples=60, deadline=None)
-def test_mask_holds_for_any_geometry(
-    kind: PatternKind, text_length: int, height: int, width: int, kernel_size: int
+@example("row", 1, 1, 40, 1, 1, 1, 0.0)
+@example("row", 3, 3, 70, 1, 2, 2, 0.4)
+@example("column", 140, 40, 1, 1, 2, 1, 0.0)
+@example("convolution", 2, 40, 5, 3, 1, 2, 0.0)
+@example("convolution", 140, 9, 30, 11, 2, 1, 0.4)
+@settings(max_examples=100, deadline=None)
+def test_attend_equals_the_masked_softmax_for_any_geometry(
+    kind: PatternKind,
+    text_length: int,
+    height: int,
+    width: int,
+    kernel_size: int,
+    batch: int,
+    heads: int,
+    dropout: float,
 ) -> None:
     pattern = AttentionPattern(kind, text_length, height, width, kernel_size)
-    mask = pattern.mask()
-    for query in range(pattern.length):
-        expected = [
-            key <= query
-            if key < text_length
-            else query >= text_length and _sees(kind, query - text_length, key - text_length, width, kernel_size)
-            for key in range(pattern.length)
-        ]
-        assert mask[query].tolist() == expected
-        assert pattern.reachable_keys(query).tolist() == [key for key in range(pattern.length) if expected[key]]
+    _assert_equals_oracle(pattern, torch.float64, 1e-12, batch, heads, dropout=dropout, dropout_seed=height)
 
 
-@pytest.mark.parametrize("kind", DECODABLE_KINDS)
-def test_fewer_rows_have_the_top_left_part_of_the_mask(kind: PatternKind) -> None:
-    pattern = AttentionPattern(kind, 6, 4, 4, 3)
-    prefix = pattern.with_height(2)
-    assert torch.equal(prefix.mask(), pattern.mask()[: prefix.length, : prefix.length])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_attend_equals_the_masked_softmax_in_single_precision(kind: PatternKind, dropout: float) -> None:
+    _assert_equals_oracle(TILED[kind], torch.float32, 2e-6, dropout=dropout)
+
+
+@pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (3, 1, 0, 2)])
+@pytest.mark.parametrize("kind", ["row", "column", "convolution"])
+def test_any_memory_layout_gives_the_same(kind: PatternKind, layout: tuple[int, ...]) -> None:
+    inputs = random_inputs(TILED[kind])
+    inverse = [layout.index(axis) for axis in range(4)]
+    permuted: Triple = tuple(  # type: ignore[assignment]
+        tensor.detach().permute(layout).contiguous().permute(inverse).requires_grad_() for tensor in inputs
+    )
+    output, expected = attend(*permuted, TILED[kind]), attend(*inputs, TILED[kind])
+    assert torch.equal(output, expected)
+    assert all(map(torch.equal, _gradients(output, permuted), _gradients(expected, inputs)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_attend_equals_a_plain_masked_softmax(kind: PatternKind) -> None:
-    pattern = AttentionPattern(kind, 3, 4, 5, 3)
-    inputs = _inputs(pattern)
-    output, expected = attend(*inputs, pattern), _naive(*inputs, pattern.mask())
-    torch.testing.assert_close(output, expected, atol=1e-12, rtol=0)
-    weights = torch.randn_like(output)
-    gradients = torch.autograd.grad((output * weights).sum(), inputs)
-    expected_gradients = torch.autograd.grad((expected * weights).sum(), inputs)
-    torch.testing.assert_close(gradients, expected_gradients, atol=1e-12, rtol=0)
+def test_each_output_is_moved_by_exactly_the_keys_of_its_mask(kind: PatternKind) -> None:
+    pattern = TILED[kind]
+    query, key, value = (tensor.detach()[:1, :1] for tensor in random_inputs(pattern))
+    # Batch element p has key and value of position p perturbed.
+    positions = torch.arange(pattern.length)
+    keys, values = (tensor.repeat(pattern.length, 1, 1, 1) for tensor in (key, value))
+    keys[positions, 0, positions] += 1
+    values[positions, 0, positions] += 1
+    change = attend(query.expand_as(keys), keys, values, pattern) - attend(query, key, value, pattern)
+    # The size of the batch may round differently.
+    assert torch.equal((change.squeeze(1).abs().amax(-1) > 1e-14).T, pattern.mask())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("kind", ["row", "column", "convolution"])
+def test_saved_bytes_are_no_more_than_those_of_fused_dense_attention(kind: PatternKind, dropout: float) -> None:
+    inputs, saved = random_inputs(TILED[kind], torch.float32), []
+    for attention in (
+        lambda: attend(*inputs, TILED[kind], dropout=dropout),
+        lambda: scaled_dot_product_attention(*inputs, is_causal=True),
+    ):
+        sizes: list[int] = []
+
+        def measured(tensor: torch.Tensor, sizes: list[int] = sizes) -> torch.Tensor:
+            sizes.append(tensor.nbytes)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(measured, lambda tensor: tensor):
+            attention()
+        saved.append(sum(sizes))
+    assert 0 < saved[0] <= saved[1]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_the_size_of_the_whole_mask_is_built(kind: PatternKind, dropout: float) -> None:
+    # A geometry of its own, so that no mask comes from another test.
+    pattern = AttentionPattern(kind, 60, 31, 29, 5)
+    inputs = random_inputs(pattern, torch.float32, batch=1, heads=1, head_dim=2)
+    with _LargestTensor() as largest:
+        attend(*inputs, pattern, dropout=dropout).sum().backward()
+    assert 0 < largest.num_elements < pattern.length**2 / 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_is_decided_by_its_seed(kind: PatternKind) -> None:
+    inputs = random_inputs(TILED[kind])
+    first, again, other = (attend(*inputs, TILED[kind], dropout=0.5, dropout_seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, attend(*inputs, TILED[kind]))
 
 
 @pytest.mark.parametrize("kind", DECODABLE_KINDS)
-def test_cached_step_equals_the_row_of_the_whole_and_reads_nothing_later(kind: PatternKind) -> None:
-    pattern = AttentionPattern(kind, 3, 3, 4, 3)
-    query, key, value = (tensor.detach() for tensor in _inputs(pattern))
-    whole = attend(query, key, value, pattern)
-    for position in range(pattern.length):
-        written = (torch.arange(pattern.length) <= position).unsqueeze(1)
-        keys, values = torch.where(written, key, torch.nan), torch.where(written, value, torch.nan)
-        step = attend_cached(query[:, :, position : position + 1], keys, values, pattern, position)
-        torch.testing.assert_close(step, whole[:, :, position : position + 1], atol=1e-12, rtol=0)
-
-
-def test_mask_first_built_while_sampling_serves_a_later_backward() -> None:
+def test_mask_first_built_while_sampling_serves_a_later_backward(kind: PatternKind) -> None:
     # A geometry of its own, so that the mask cannot come from another test.
-    pattern = AttentionPattern("row", 5, 2, 7)
-    inputs = _inputs(pattern)
+    pattern = AttentionPattern(kind, 5, 2, 7)
+    inputs = random_inputs(pattern)
     with torch.inference_mode():
         attend(*inputs, pattern)
     attend(*inputs, pattern).sum().backward()
-    assert all(tensor.grad is not None for tensor in inputs)
 
 
-def test_bfloat16_attention_is_near_float32_also_backward() -> None:
-    pattern = AttentionPattern("row", 3, 4, 4)
-    exact = _inputs(pattern, torch.float32)
-    query, key, value = (tensor.detach().bfloat16().requires_grad_() for tensor in exact)
-    output = attend(query, key, value, pattern)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_attention_is_near_float32_also_backward(kind: PatternKind) -> None:
+    pattern = TILED[kind]
+    exact = random_inputs(pattern, torch.float32)
+    low: Triple = tuple(tensor.detach().bfloat16().requires_grad_() for tensor in exact)  # type: ignore[assignment]
+    output, expected = attend(*low, pattern), attend(*exact, pattern)
     assert output.dtype == torch.bfloat16
     # Eight bits of fraction: 2**-8 of values up to about 3.
-    torch.testing.assert_close(output.float(), attend(*exact, pattern), atol=3e-2, rtol=0)
-    output.sum().backward()
-    attend(*exact, pattern).sum().backward()
-    for low, high in zip((query, key, value), exact, strict=True):
-        assert low.grad is not None
-        torch.testing.assert_close(low.grad.float(), high.grad, atol=6e-2, rtol=3e-2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("diagonal", 6, 4, 4), r"kind \('diagonal'\) must be one of row, column"),
-        (("row", 0, 4, 4), r"text_length \(0\) must be at least 1"),
-        (("row", 6, -1, 4), r"height \(-1\) must be at least 0"),
-        (("row", 6, 4, 0), r"width \(0\) must be at least 1"),
-        (("convolution", 6, 4, 4, 2), r"kernel_size \(2\) must be odd"),
-    ],
-)
-def test_bad_pattern_names_the_argument(arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        AttentionPattern(*arguments)
+    torch.testing.assert_close(output.float(), expected, atol=3e-2, rtol=0)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(*low, pattern).float(), expected.detach(), atol=4e-2, rtol=0)
+    gradients = tuple(gradient.float() for gradient in _gradients(output, low))
+    torch.testing.assert_close(gradients, _gradients(expected, exact), atol=1e-1, rtol=3e-2)
 
 
 def test_sequence_of_another_length_is_refused() -> None:
     pattern = AttentionPattern("row", 6, 4, 4)
-    inputs = _inputs(pattern.with_height(3))
+    inputs = random_inputs(pattern.with_height(3))
     with pytest.raises(ValueError, match="query has 18 positions, but the pattern has 22"):
         attend(*inputs, pattern)
 
 
-def test_cached_step_of_a_bidirectional_pattern_is_refused() -> None:
-    pattern = AttentionPattern("full", 6, 4, 4)
-    query, key, value = _inputs(pattern)
-    with pytest.raises(ValueError, match=r"kind \('full'\) attends to the future"):
-        attend_cached(query[:, :, :1], key, value, pattern, 0)
-
-
-def test_cached_step_beyond_the_cache_is_refused() -> None:
+@pytest.mark.parametrize("dropout", [-0.1, 1.0])
+def test_dropout_that_is_no_probability_below_one_is_refused(dropout: float) -> None:
     pattern = AttentionPattern("row", 6, 4, 4)
-    query, key, value = _inputs(pattern)
-    with pytest.raises(ValueError, match=r"position \(7\) must be below the cached positions \(7\)"):
-        attend_cached(query[:, :, :1], key[:, :, :7], value[:, :, :7], pattern, 7)
+    with pytest.raises(ValueError, match=rf"dropout \({dropout}\) must be in \[0, 1\)"):
+        attend(*random_inputs(pattern), pattern, dropout=dropout)

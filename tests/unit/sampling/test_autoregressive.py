@@ -166,8 +166,8 @@ def test_autocast_casts_each_weight_once(network: SparseTransformer, text: torch
         decode_image_tokens(network, text)
     casts = sum(event.count for event in profile.key_averages() if event.key == "aten::_to_copy")
     parameters = sum(1 for _ in network.parameters())
-    # At most 20 activations a step: the inputs of 4 x 4 projections and of the head, and the logits.
-    assert casts < parameters + 20 * CONFIG.image_tokens
+    # At most 24 activations a step: inputs of 4 x 4 projections and of the head, 4 shares of the image, the logits.
+    assert casts < parameters + 24 * CONFIG.image_tokens
 
 
 def test_caller_s_tensors_and_the_network_s_mode_are_left_alone(

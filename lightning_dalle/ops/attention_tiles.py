@@ -1,0 +1,94 @@
+"""The parts of a sequence that a pattern shows, cut into dense tiles of queries and keys."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxtyping import Shaped
+from torch import Tensor
+
+from lightning_dalle.ops.attention_pattern import AttentionPattern
+
+# Queries of a tile. Smaller tiles hold fewer keys that the pattern hides, larger ones are computed faster by the key.
+_ROW_TILE, _CONVOLUTION_TILE, _DENSE_TILE = 32, 64, 128
+
+
+@dataclass(frozen=True)
+class AttentionTiles:
+    """Tiles of one shape: element j of tile i is the position `start + i * step + j * stride`.
+
+    Args:
+        shown: All keys of a tile to all of its queries; `causal`, keys 0..j to query j; or what the pattern shows,
+            which is then the same in every tile.
+    """
+
+    query_start: int
+    num_queries: int
+    key_start: int
+    num_keys: int
+    shown: Literal["all", "causal", "pattern"]
+    count: int = 1
+    step: int = 1
+    stride: int = 1
+
+    def queries(self, tensor: Shaped[Tensor, "..."], dim: int = -2) -> Shaped[Tensor, "tiles ..."]:
+        """The queries of all tiles, as a view of a tensor that has positions along `dim`."""
+        return self._view(tensor, self.query_start, self.num_queries, dim)
+
+    def keys(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "tiles ..."]:
+        """The keys of all tiles, as a view, which overlaps itself where tiles share keys."""
+        return self._view(tensor, self.key_start, self.num_keys, -2)
+
+    def add_to_keys(self, total: Shaped[Tensor, "..."], tiles: Shaped[Tensor, "tiles ..."]) -> None:
+        """Adds what belongs to each tile's keys, piece by piece such that no piece overlaps itself."""
+        piece = self.num_keys if self.step == 1 else self.step
+        for start in range(0, self.num_keys, piece):
+            length = min(piece, self.num_keys - start)
+            self._view(total, self.key_start + start, length, -2).add_(tiles[..., start : start + length, :])
+
+    def _view(self, tensor: Tensor, start: int, length: int, dim: int) -> Tensor:
+        size, stride = list(tensor.shape), list(tensor.stride())
+        unit = stride[dim]
+        size[dim], stride[dim] = length, self.stride * unit
+        offset = tensor.storage_offset() + start * unit
+        return tensor.as_strided((self.count, *size), (self.step * unit, *stride), offset)
+
+
+def tiles_of(pattern: AttentionPattern) -> list[AttentionTiles]:
+    """Tiles that hold all that the pattern shows, each pair once; the first of them has every query."""
+    if pattern.kind in ("causal", "full") or pattern.height == 0:
+        return _dense_tiles(pattern)
+    text, width = pattern.text_length, pattern.width
+    whole_text = AttentionTiles(0, pattern.length, 0, text, "causal")
+    if pattern.kind == "column":
+        height = pattern.height
+        return [whole_text, AttentionTiles(text, height, text, height, "causal", count=width, stride=width)]
+    return [whole_text, *_window_tiles(pattern)]
+
+
+def _window_tiles(pattern: AttentionPattern) -> list[AttentionTiles]:
+    """Image positions in raster order, each with the keys of its reach."""
+    start, end, reach = pattern.text_length, pattern.length, pattern.reach
+    size = _ROW_TILE if pattern.kind == "row" else _CONVOLUTION_TILE
+    # The reach of the first queries is cut by the image's start: one tile of them all.
+    head = min(-(-reach // size) * size, end - start)
+    count, rest = divmod(end - start - head, size)
+    tiles = []
+    if head:
+        tiles.append(AttentionTiles(start, head, start, head, "pattern"))
+    if count:
+        tiles.append(AttentionTiles(start + head, size, start + head - reach, reach + size, "pattern", count, size))
+    if rest:
+        tiles.append(AttentionTiles(end - rest, rest, end - rest - reach, reach + rest, "pattern"))
+    return tiles
+
+
+def _dense_tiles(pattern: AttentionPattern) -> list[AttentionTiles]:
+    """Some keys at a time with all queries that see them, for what no fused kernel computes."""
+    tiles = []
+    for start in range(0, pattern.length, _DENSE_TILE):
+        size = min(_DENSE_TILE, pattern.length - start)
+        if pattern.kind == "full":
+            tiles.append(AttentionTiles(0, pattern.length, start, size, "all"))
+        else:
+            tiles.append(AttentionTiles(start, pattern.length - start, start, size, "causal"))
+    return tiles

@@ -1,0 +1,104 @@
+"""Attention that computes only what a pattern shows: the text block once, then tiles of the image grid.
+
+Every block is attended by itself and joined to the others by its log-sum-exp, in one autograd function. It keeps what a
+fused dense kernel keeps: query, key, value, output and log-sum-exp.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lightning_dalle.ops.attention_dropout import dropout_factors
+from lightning_dalle.ops.attention_pattern import AttentionPattern
+from lightning_dalle.ops.attention_tiles import AttentionTiles, tiles_of
+from lightning_dalle.ops.block_attention import BlockMask, attend_block, attend_block_backward, share_of_second
+
+
+class StructuredAttention(torch.autograd.Function):
+    """Attention of [batch, heads, length, head_dim] under a pattern, with dropout by a seed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, pattern: AttentionPattern, dropout: float, seed: int
+    ) -> Tensor:
+        """Attends block by block, each weighed by its share of the softmax."""
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        ctx.pattern, ctx.dropout, ctx.seed = pattern, dropout, seed
+        first, *others = tiles_of(pattern)
+        output, log_sum_exp = _attend_tiles(first, query, key, value, _mask(first, query, ctx))
+        output, log_sum_exp = output.squeeze(0), log_sum_exp.squeeze(0).contiguous()
+        for tiles in others:
+            part, part_log_sum_exp = _attend_tiles(tiles, query, key, value, _mask(tiles, query, ctx))
+            total = tiles.queries(log_sum_exp, dim=-1)
+            tiles.queries(output).lerp_(part, share_of_second(total, part_log_sum_exp).to(part.dtype))
+            total.copy_(torch.logaddexp(total, part_log_sum_exp))
+        ctx.save_for_backward(query, key, value, output, log_sum_exp)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """Adds up the blocks' shares, each computed with the log-sum-exp of the whole."""
+        query, key, value, output, log_sum_exp = ctx.saved_tensors
+        grad_output, output = grad_output.contiguous(), output.contiguous()
+        grad_query = torch.empty(0)
+        grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
+        for index, tiles in enumerate(tiles_of(ctx.pattern)):
+            of_queries = [tiles.queries(grad_output), tiles.queries(query)]
+            of_keys = [tiles.keys(key), tiles.keys(value)]
+            of_result = [tiles.queries(output), tiles.queries(log_sum_exp, dim=-1)]
+            inputs = [_fold(part) for part in (*of_queries, *of_keys, *of_result)]
+            parts = attend_block_backward(*inputs, _mask(tiles, query, ctx))
+            part_query, part_key, part_value = (_unfold(part, tiles, query) for part in parts)
+            if index == 0:
+                grad_query = part_query.squeeze(0)
+            else:
+                tiles.queries(grad_query).add_(part_query)
+            tiles.add_to_keys(grad_key, part_key)
+            tiles.add_to_keys(grad_value, part_value)
+        return grad_query, grad_key, grad_value, None, None, None
+
+
+def _attend_tiles(
+    tiles: AttentionTiles, query: Tensor, key: Tensor, value: Tensor, mask: BlockMask
+) -> tuple[Tensor, Tensor]:
+    inputs = (_fold(part) for part in (tiles.queries(query), tiles.keys(key), tiles.keys(value)))
+    output, log_sum_exp = attend_block(*inputs, mask)
+    return _unfold(output, tiles, query), _unfold(log_sum_exp, tiles, query)
+
+
+def _fold(tiles: Tensor) -> Tensor:
+    """[tiles, batch, heads, ...] as the four dimensions of a kernel; of contiguous tensors it is a view."""
+    return tiles.squeeze(0) if len(tiles) == 1 else tiles.flatten(1, 2)
+
+
+def _unfold(folded: Tensor, tiles: AttentionTiles, like: Tensor) -> Tensor:
+    return folded.unsqueeze(0) if tiles.count == 1 else folded.unflatten(1, like.shape[:2])
+
+
+def _mask(tiles: AttentionTiles, query: Tensor, ctx: Any) -> BlockMask:
+    additive = _additive_mask(ctx.pattern, tiles, query.device, query.dtype) if tiles.shown == "pattern" else None
+    causal = tiles.shown == "causal"
+    if ctx.dropout == 0:
+        return BlockMask(additive, causal)
+    batch, heads, length, _ = query.shape
+    sequences = torch.arange(batch * heads, device=query.device).view(1, batch, heads, 1, 1)
+    positions = torch.arange(length, device=query.device).view(1, 1, length, 1)
+    pairs = tiles.queries(positions), tiles.keys(positions).mT
+    return BlockMask(additive, causal, _fold(dropout_factors(ctx.dropout, ctx.seed, sequences, *pairs, query.dtype)))
+
+
+@lru_cache(maxsize=64)
+def _additive_mask(
+    pattern: AttentionPattern, tiles: AttentionTiles, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """0 where the first tile's queries attend, else -inf; the other tiles have the same offsets."""
+    # A mask first built while sampling in inference mode must still be usable by a backward pass later.
+    with torch.inference_mode(mode=False), torch.no_grad():
+        positions = torch.arange(pattern.length, device=device).unsqueeze(-1)
+        attends = pattern.attends(tiles.queries(positions)[0], tiles.keys(positions)[0].mT)
+        mask = torch.zeros(attends.shape, dtype=dtype, device=device).masked_fill_(~attends, float("-inf"))
+        return mask.view(1, 1, *mask.shape)
