@@ -23,10 +23,11 @@ class SparseTransformerConfig:
         text_vocabulary_size: Ids of captions are below it; id 0 is padding.
         grid_height: Rows of image tokens.
         convolution_kernel_size: Side of the last layer's causal window, odd.
+        attention_dropout: Probability that an attention weight is dropped in training; the paper has none.
         activation_checkpointing: Recompute each layer in the backward pass instead of keeping its activations.
 
     Raises:
-        ValueError: If a size is below 1 or the kernel size is even.
+        ValueError: If a size is below 1, the kernel size is even, or the dropout is no probability below 1.
     """
 
     depth: int = 64
@@ -38,14 +39,17 @@ class SparseTransformerConfig:
     grid_width: int = 32
     image_vocabulary_size: int = 8192
     convolution_kernel_size: int = 11
+    attention_dropout: float = 0.0
     activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name != "activation_checkpointing" and getattr(self, field.name) < 1:
+            if field.type is int and getattr(self, field.name) < 1:
                 raise ValueError(f"{field.name} ({getattr(self, field.name)}) must be at least 1")
         if self.convolution_kernel_size % 2 == 0:
             raise ValueError(f"convolution_kernel_size ({self.convolution_kernel_size}) must be odd")
+        if not 0 <= self.attention_dropout < 1:
+            raise ValueError(f"attention_dropout ({self.attention_dropout}) must be in [0, 1)")
 
     @property
     def width(self) -> int:
@@ -74,6 +78,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.pattern = pattern
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
+        self.dropout = config.attention_dropout
         self.query_key_value = nn.Linear(config.width, 3 * config.width)
         self.output = nn.Linear(config.width, config.width)
 
@@ -83,7 +88,14 @@ class SelfAttention(nn.Module):
         """Attends within the sequence; with a cache, from the positions that `hidden` adds to it."""
         projected = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, self.head_dim))
         query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)  # each [batch, heads, length, head_dim]
-        attended = attend(query, key, value, self.pattern) if cache is None else cache.attend(query, key, value)
+        if cache is not None:
+            attended = cache.attend(query, key, value)
+        elif self.training and self.dropout > 0:
+            # Drawn from the global generator, which activation checkpointing rewinds.
+            seed = int(torch.randint(2**63 - 1, ()))
+            attended = attend(query, key, value, self.pattern, dropout=self.dropout, dropout_seed=seed)
+        else:
+            attended = attend(query, key, value, self.pattern)
         return self.output(attended.transpose(1, 2).flatten(2))
 
 

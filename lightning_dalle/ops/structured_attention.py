@@ -28,14 +28,14 @@ class StructuredAttention(torch.autograd.Function):
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         ctx.pattern, ctx.dropout, ctx.seed = pattern, dropout, seed
         first, *others = tiles_of(pattern)
-        output, log_sum_exp = _attend_tiles(first, query, key, value, _mask(first, query, ctx))
-        output, log_sum_exp = output.squeeze(0), log_sum_exp.squeeze(0).contiguous()
+        output, log_sum_exp = (part.squeeze(0) for part in _attend_tiles(ctx, first, query, key, value))
         for tiles in others:
-            part, part_log_sum_exp = _attend_tiles(tiles, query, key, value, _mask(tiles, query, ctx))
+            part, part_log_sum_exp = _attend_tiles(ctx, tiles, query, key, value)
             total = tiles.queries(log_sum_exp, dim=-1)
             tiles.queries(output).lerp_(part, share_of_second(total, part_log_sum_exp).to(part.dtype))
             total.copy_(torch.logaddexp(total, part_log_sum_exp))
-        ctx.save_for_backward(query, key, value, output, log_sum_exp)
+        # Batch and heads of contiguous tensors fold into one dimension.
+        ctx.save_for_backward(query, key, value, output, log_sum_exp.contiguous())
         return output
 
     @staticmethod
@@ -43,31 +43,37 @@ class StructuredAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Adds up the blocks' shares, each computed with the log-sum-exp of the whole."""
         query, key, value, output, log_sum_exp = ctx.saved_tensors
-        grad_output, output = grad_output.contiguous(), output.contiguous()
-        grad_query = torch.empty(0)
+        saved = (grad_output.contiguous(), query, key, value, output.contiguous(), log_sum_exp)
         grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
-        for index, tiles in enumerate(tiles_of(ctx.pattern)):
-            of_queries = [tiles.queries(grad_output), tiles.queries(query)]
-            of_keys = [tiles.keys(key), tiles.keys(value)]
-            of_result = [tiles.queries(output), tiles.queries(log_sum_exp, dim=-1)]
-            inputs = [_fold(part) for part in (*of_queries, *of_keys, *of_result)]
-            parts = attend_block_backward(*inputs, _mask(tiles, query, ctx))
-            part_query, part_key, part_value = (_unfold(part, tiles, query) for part in parts)
-            if index == 0:
-                grad_query = part_query.squeeze(0)
-            else:
-                tiles.queries(grad_query).add_(part_query)
-            tiles.add_to_keys(grad_key, part_key)
-            tiles.add_to_keys(grad_value, part_value)
+        first, *others = tiles_of(ctx.pattern)
+        grad_query = _backward_tiles(ctx, first, saved, grad_key, grad_value).squeeze(0)
+        for tiles in others:
+            tiles.queries(grad_query).add_(_backward_tiles(ctx, tiles, saved, grad_key, grad_value))
         return grad_query, grad_key, grad_value, None, None, None
 
 
 def _attend_tiles(
-    tiles: AttentionTiles, query: Tensor, key: Tensor, value: Tensor, mask: BlockMask
+    ctx: Any, tiles: AttentionTiles, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """Each tile's own attention and log-sum-exp, tiles first."""
     inputs = (_fold(part) for part in (tiles.queries(query), tiles.keys(key), tiles.keys(value)))
-    output, log_sum_exp = attend_block(*inputs, mask)
+    output, log_sum_exp = attend_block(*inputs, _mask(ctx, tiles, query))
     return _unfold(output, tiles, query), _unfold(log_sum_exp, tiles, query)
+
+
+def _backward_tiles(
+    ctx: Any, tiles: AttentionTiles, saved: tuple[Tensor, ...], grad_key: Tensor, grad_value: Tensor
+) -> Tensor:
+    """Adds the tiles' shares to the gradients of all keys and values, and gives those of their queries, tiles first."""
+    grad_output, query, key, value, output, log_sum_exp = saved
+    of_queries = (tiles.queries(grad_output), tiles.queries(query))
+    of_result = (tiles.queries(output), tiles.queries(log_sum_exp, dim=-1))
+    inputs = (_fold(part) for part in (*of_queries, tiles.keys(key), tiles.keys(value), *of_result))
+    shares = attend_block_backward(*inputs, _mask(ctx, tiles, query))
+    grad_queries, grad_keys, grad_values = (_unfold(share, tiles, query) for share in shares)
+    tiles.add_to_keys(grad_key, grad_keys)
+    tiles.add_to_keys(grad_value, grad_values)
+    return grad_queries
 
 
 def _fold(tiles: Tensor) -> Tensor:
@@ -79,7 +85,7 @@ def _unfold(folded: Tensor, tiles: AttentionTiles, like: Tensor) -> Tensor:
     return folded.unsqueeze(0) if tiles.count == 1 else folded.unflatten(1, like.shape[:2])
 
 
-def _mask(tiles: AttentionTiles, query: Tensor, ctx: Any) -> BlockMask:
+def _mask(ctx: Any, tiles: AttentionTiles, query: Tensor) -> BlockMask:
     additive = _additive_mask(ctx.pattern, tiles, query.device, query.dtype) if tiles.shown == "pattern" else None
     causal = tiles.shown == "causal"
     if ctx.dropout == 0:

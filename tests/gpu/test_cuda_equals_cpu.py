@@ -1,4 +1,4 @@
-"""Both networks and generation on a CUDA device against the CPU; all of it is skipped where there is none.
+"""Both networks, attention and generation on a CUDA device against the CPU; all of it is skipped where there is none.
 
 In double precision, so that the tolerance says something about the code and nothing about the device's fast paths.
 """
@@ -6,7 +6,7 @@ In double precision, so that the tolerance says something about the code and not
 import copy
 import functools
 import os
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import pytest
 import torch
@@ -16,6 +16,8 @@ from lightning_dalle.data.tokenizer import CaptionTokenizer
 from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
 from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
+from lightning_dalle.ops.attention import attend
+from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
 
 # Another device can be named to try the tests themselves where there is no CUDA.
 DEVICE = os.environ.get("LIGHTNING_DALLE_TEST_DEVICE", "cuda")
@@ -88,6 +90,20 @@ def test_sparse_transformer_and_its_gradients(activation_checkpointing: bool) ->
     loss.backward()
     other.backward()
     assert_same_gradients(network, twin)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("kind", get_args(PatternKind))
+def test_attention_and_its_gradients(kind: PatternKind, dropout: float) -> None:
+    pattern = AttentionPattern(kind, 70, 15, 13, 5)
+    inputs = torch.randn(3, 2, 3, pattern.length, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    outputs, gradients = [], []
+    for device in ("cpu", DEVICE):
+        leaf = inputs.to(device).requires_grad_()
+        outputs.append(attend(*leaf.unbind(0), pattern, dropout=dropout, dropout_seed=5))
+        gradients.append(torch.autograd.grad(outputs[-1].square().sum(), leaf)[0])
+    assert_close(outputs[1].cpu(), outputs[0])
+    assert_close(gradients[1].cpu(), gradients[0])
 
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 2.0])

@@ -129,11 +129,13 @@ def test_decoding_steps_equal_the_forward_pass(primed: int) -> None:
     torch.testing.assert_close(torch.stack(steps, dim=1), expected[:, primed:], atol=1e-11, rtol=0)
 
 
-def test_activation_checkpointing_gives_identical_gradients() -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_activation_checkpointing_gives_identical_gradients(dropout: float) -> None:
     text, image = _tokens()
     gradients = []
     for checkpointing in (False, True):
-        network = _network(dataclasses.replace(TINY, activation_checkpointing=checkpointing))
+        config = dataclasses.replace(TINY, activation_checkpointing=checkpointing, attention_dropout=dropout)
+        network = _network(config)
         text_logits, image_logits = network(text, image)
         (text_logits.square().mean() + image_logits.square().mean()).backward()
         gradients.append([parameter.grad for parameter in network.parameters()])
@@ -155,6 +157,20 @@ def test_activation_checkpointing_keeps_fewer_bytes() -> None:
             network(text, image)
         saved.append(sum(sizes))
     assert saved[1] < saved[0] / 2
+
+
+def test_attention_dropout_drops_in_training_alone() -> None:
+    plain, dropping = _network(), _network(dataclasses.replace(TINY, attention_dropout=0.3))
+    expected, drawn, redrawn = plain(*_tokens())[1], dropping(*_tokens())[1], dropping(*_tokens())[1]
+    assert not torch.equal(drawn, expected)
+    assert not torch.equal(drawn, redrawn)
+    assert torch.equal(dropping.eval()(*_tokens())[1], expected)
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0])
+def test_dropout_that_is_no_probability_below_one_is_refused(dropout: float) -> None:
+    with pytest.raises(ValueError, match=rf"attention_dropout \({dropout}\) must be in \[0, 1\)"):
+        dataclasses.replace(TINY, attention_dropout=dropout)
 
 
 def test_initialisation_scales_what_ends_a_residual_block() -> None:
@@ -183,7 +199,7 @@ def test_network_trains_under_bfloat16_autocast() -> None:
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in network.parameters())
 
 
-@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(TINY) if f.name != "activation_checkpointing"])
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(TINY) if f.type is int])
 def test_size_below_one_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=rf"{name} \(0\) must be at least 1"):
         SparseTransformerConfig(**{**dataclasses.asdict(TINY), name: 0})
