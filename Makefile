@@ -8,7 +8,7 @@ DATA ?= openmoji
 NEEDS_PYTHON := lightning-dalle needs Python 3.11 or newer with venv and pip, and found none: make PYTHON=/path/to/python ...
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint format format-check types contracts notebooks clean
+.PHONY: help quickstart test lint format format-check types contracts notebooks bench clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -37,6 +37,9 @@ contracts: $(VENV)/.dev-installed ## Check that imports run down the layers only
 
 notebooks: $(VENV)/.dev-installed ## Run the notebooks, with their fast parameters
 	$(BIN)/python -m pytest --nbmake --nbmake-timeout=600 notebooks
+
+bench: $(VENV)/.dev-installed ## Measure attention and sampling on two threads and renew tests/benchmarks/README.md (best on an idle machine)
+	$(BIN)/python -m tests.benchmarks
 
 clean: ## Remove caches and built files; .venv and runs stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxtyping import Shaped
+import torch
+from jaxtyping import Bool, Shaped
 from torch import Tensor
 
 from lightning_dalle.ops.attention_pattern import AttentionPattern
@@ -18,7 +19,7 @@ class AttentionTiles:
 
     Args:
         shown: All keys of a tile to all of its queries; `causal`, keys 0..j to query j; or what the pattern shows,
-            which is then the same in every tile.
+            which is then a part of `window_mask`.
     """
 
     query_start: int
@@ -65,18 +66,34 @@ def tiles_of(pattern: AttentionPattern) -> list[AttentionTiles]:
     return [whole_text, *_window_tiles(pattern)]
 
 
+def window_mask(pattern: AttentionPattern, device: torch.device | str = "cpu") -> Bool[Tensor, "queries keys"]:
+    """Who attends to whom in a tile of image positions in raster order, whose first query reaches its first key.
+
+    It depends on offsets alone, so that the mask of any tile whose keys start later is a part of it.
+    """
+    first = pattern.text_length + pattern.reach
+    queries = torch.arange(first, first + _window_size(pattern), device=device).unsqueeze(1)
+    keys = torch.arange(pattern.text_length, first + _window_size(pattern), device=device)
+    return pattern.attends(queries, keys)
+
+
+def _window_size(pattern: AttentionPattern) -> int:
+    return _ROW_TILE if pattern.kind == "row" else _CONVOLUTION_TILE
+
+
 def _window_tiles(pattern: AttentionPattern) -> list[AttentionTiles]:
     """Image positions in raster order, each with the keys of its reach."""
-    start, end, reach = pattern.text_length, pattern.length, pattern.reach
-    size = _ROW_TILE if pattern.kind == "row" else _CONVOLUTION_TILE
-    # The reach of the first queries is cut by the image's start: one tile of them all.
-    head = min(-(-reach // size) * size, end - start)
-    count, rest = divmod(end - start - head, size)
+    start, end, reach, size = pattern.text_length, pattern.length, pattern.reach, _window_size(pattern)
     tiles = []
-    if head:
-        tiles.append(AttentionTiles(start, head, start, head, "pattern"))
+    # The reach of the first queries is cut by the image's start.
+    while start < min(pattern.text_length + reach, end):
+        queries = min(size, end - start)
+        keys = start + queries - pattern.text_length
+        tiles.append(AttentionTiles(start, queries, pattern.text_length, keys, "pattern"))
+        start += queries
+    count, rest = divmod(end - start, size)
     if count:
-        tiles.append(AttentionTiles(start + head, size, start + head - reach, reach + size, "pattern", count, size))
+        tiles.append(AttentionTiles(start, size, start - reach, reach + size, "pattern", count, size))
     if rest:
         tiles.append(AttentionTiles(end - rest, rest, end - rest - reach, reach + rest, "pattern"))
     return tiles

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from lightning_dalle.ops.attention_dropout import dropout_factors
 from lightning_dalle.ops.attention_pattern import AttentionPattern
-from lightning_dalle.ops.attention_tiles import AttentionTiles, tiles_of
+from lightning_dalle.ops.attention_tiles import AttentionTiles, tiles_of, window_mask
 from lightning_dalle.ops.block_attention import BlockMask, attend_block, attend_block_backward, share_of_second
 
 
@@ -52,9 +52,7 @@ class StructuredAttention(torch.autograd.Function):
         return grad_query, grad_key, grad_value, None, None, None
 
 
-def _attend_tiles(
-    ctx: Any, tiles: AttentionTiles, query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor]:
+def _attend_tiles(ctx: Any, tiles: AttentionTiles, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Each tile's own attention and log-sum-exp, tiles first."""
     inputs = (_fold(part) for part in (tiles.queries(query), tiles.keys(key), tiles.keys(value)))
     output, log_sum_exp = attend_block(*inputs, _mask(ctx, tiles, query))
@@ -86,7 +84,7 @@ def _unfold(folded: Tensor, tiles: AttentionTiles, like: Tensor) -> Tensor:
 
 
 def _mask(ctx: Any, tiles: AttentionTiles, query: Tensor) -> BlockMask:
-    additive = _additive_mask(ctx.pattern, tiles, query.device, query.dtype) if tiles.shown == "pattern" else None
+    additive = _additive_mask(ctx.pattern, tiles, query) if tiles.shown == "pattern" else None
     causal = tiles.shown == "causal"
     if ctx.dropout == 0:
         return BlockMask(additive, causal)
@@ -97,14 +95,17 @@ def _mask(ctx: Any, tiles: AttentionTiles, query: Tensor) -> BlockMask:
     return BlockMask(additive, causal, _fold(dropout_factors(ctx.dropout, ctx.seed, sequences, *pairs, query.dtype)))
 
 
-@lru_cache(maxsize=64)
-def _additive_mask(
-    pattern: AttentionPattern, tiles: AttentionTiles, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    """0 where the first tile's queries attend, else -inf; the other tiles have the same offsets."""
+def _additive_mask(pattern: AttentionPattern, tiles: AttentionTiles, like: Tensor) -> Tensor:
+    first_key = tiles.key_start + pattern.reach - tiles.query_start
+    mask = _additive_window_mask(pattern, like.device, like.dtype)
+    return mask[:, :, : tiles.num_queries, first_key : first_key + tiles.num_keys]
+
+
+@lru_cache(maxsize=32)
+def _additive_window_mask(pattern: AttentionPattern, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """0 where the window attends, else -inf: what the fused kernel takes without a conversion per call."""
     # A mask first built while sampling in inference mode must still be usable by a backward pass later.
     with torch.inference_mode(mode=False), torch.no_grad():
-        positions = torch.arange(pattern.length, device=device).unsqueeze(-1)
-        attends = pattern.attends(tiles.queries(positions)[0], tiles.keys(positions)[0].mT)
+        attends = window_mask(pattern, device)
         mask = torch.zeros(attends.shape, dtype=dtype, device=device).masked_fill_(~attends, float("-inf"))
         return mask.view(1, 1, *mask.shape)

@@ -62,6 +62,7 @@ def _assert_equals_oracle(
 @example("column", 140, 40, 1, 1, 2, 1, 0.0)
 @example("convolution", 2, 40, 5, 3, 1, 2, 0.0)
 @example("convolution", 140, 9, 30, 11, 2, 1, 0.4)
+@example("convolution", 2, 9, 10, 31, 2, 2, 0.0)
 @settings(max_examples=100, deadline=None)
 def test_attend_equals_the_masked_softmax_for_any_geometry(
     kind: PatternKind,
@@ -131,10 +132,10 @@ def test_saved_bytes_are_no_more_than_those_of_fused_dense_attention(kind: Patte
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_of_the_size_of_the_whole_mask_is_built(kind: PatternKind, dropout: float) -> None:
+@pytest.mark.parametrize(("kind", "kernel_size"), [*((kind, 5) for kind in KINDS), ("convolution", 61)])
+def test_nothing_of_the_size_of_the_whole_mask_is_built(kind: PatternKind, kernel_size: int, dropout: float) -> None:
     # A geometry of its own, so that no mask comes from another test.
-    pattern = AttentionPattern(kind, 60, 31, 29, 5)
+    pattern = AttentionPattern(kind, 60, 31, 29, kernel_size)
     inputs = random_inputs(pattern, torch.float32, batch=1, heads=1, head_dim=2)
     with _LargestTensor() as largest:
         attend(*inputs, pattern, dropout=dropout).sum().backward()
