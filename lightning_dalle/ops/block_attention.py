@@ -30,6 +30,7 @@ def attend_block(
     query: Float[Tensor, "batch heads queries head_dim"],
     key: Float[Tensor, "batch heads keys head_dim"],
     value: Float[Tensor, "batch heads keys head_dim"],
+    *,
     mask: BlockMask,
 ) -> tuple[Float[Tensor, "batch heads queries head_dim"], Float[Tensor, "batch heads queries"]]:
     """The block's own softmax attention, and the log-sum-exp of its scores.
@@ -54,6 +55,7 @@ def attend_block_backward(
     value: Float[Tensor, "batch heads keys head_dim"],
     output: Float[Tensor, "batch heads queries head_dim"],
     log_sum_exp: Float[Tensor, "batch heads queries"],
+    *,
     mask: BlockMask,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block's share of the gradients of query, key and value; `output` and `log_sum_exp` are those of the whole."""

@@ -75,9 +75,9 @@ class KeyValueCache:
         window.write(index, key, value)
         self.length += 1
         keys, values, mask = window.read(index)
-        image, image_log_sum_exp = attend_block(query, keys, values, BlockMask(mask))
+        image, image_log_sum_exp = attend_block(query, keys, values, mask=BlockMask(mask))
         text, text_log_sum_exp = map(
-            groups.unfold, attend_block(groups.fold(query), text_keys, text_values, BlockMask())
+            groups.unfold, attend_block(groups.fold(query), text_keys, text_values, mask=BlockMask())
         )
         return text.lerp(image, share_of_second(text_log_sum_exp, image_log_sum_exp).to(image.dtype))
 

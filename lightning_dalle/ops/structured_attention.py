@@ -55,7 +55,7 @@ class StructuredAttention(torch.autograd.Function):
 def _attend_tiles(ctx: Any, tiles: AttentionTiles, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Each tile's own attention and log-sum-exp, tiles first."""
     inputs = (_fold(part) for part in (tiles.queries(query), tiles.keys(key), tiles.keys(value)))
-    output, log_sum_exp = attend_block(*inputs, _mask(ctx, tiles, query))
+    output, log_sum_exp = attend_block(*inputs, mask=_mask(ctx, tiles, query))
     return _unfold(output, tiles, query), _unfold(log_sum_exp, tiles, query)
 
 
@@ -67,7 +67,7 @@ def _backward_tiles(
     of_queries = (tiles.queries(grad_output), tiles.queries(query))
     of_result = (tiles.queries(output), tiles.queries(log_sum_exp, dim=-1))
     inputs = (_fold(part) for part in (*of_queries, tiles.keys(key), tiles.keys(value), *of_result))
-    shares = attend_block_backward(*inputs, _mask(ctx, tiles, query))
+    shares = attend_block_backward(*inputs, mask=_mask(ctx, tiles, query))
     grad_queries, grad_keys, grad_values = (_unfold(share, tiles, query) for share in shares)
     tiles.add_to_keys(grad_key, grad_keys)
     tiles.add_to_keys(grad_value, grad_values)

@@ -1,5 +1,6 @@
 """What the structured paths are measured against: the same networks with dense attention and dense caches."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,9 +15,8 @@ def dense_causal_twin(network: SparseTransformer) -> SparseTransformer:
     """A network of the same sizes and weights in which every layer attends to all that comes before."""
     twin = SparseTransformer(network.config)
     twin.load_state_dict(network.state_dict())
-    for layer in twin.layers:
-        pattern = layer.attention.pattern
-        layer.attention.pattern = AttentionPattern("causal", pattern.text_length, pattern.height, pattern.width)
+    for index, layer in enumerate(twin.layers):
+        layer.attention.pattern = replace(network.config.pattern(index), kind="causal")
     return twin
 
 

@@ -100,7 +100,8 @@ def test_attention_and_its_gradients(kind: PatternKind, dropout: float) -> None:
     outputs, gradients = [], []
     for device in ("cpu", DEVICE):
         leaf = inputs.to(device).requires_grad_()
-        outputs.append(attend(*leaf.unbind(0), pattern, dropout=dropout, dropout_seed=5))
+        query, key, value = leaf.unbind(0)
+        outputs.append(attend(query, key, value, pattern, dropout=dropout, dropout_seed=5))
         gradients.append(torch.autograd.grad(outputs[-1].square().sum(), leaf)[0])
     assert_close(outputs[1].cpu(), outputs[0])
     assert_close(gradients[1].cpu(), gradients[0])

@@ -26,27 +26,27 @@ def test_plain_operations_equal_the_fused_kernel(masked: str) -> None:
     # Factors of 1 change nothing but the way of computation.
     plain = BlockMask(additive, causal, torch.ones(2, 3, QUERIES, KEYS, dtype=torch.float64))
     query, key, value, grad_output = _tensors(QUERIES, KEYS, KEYS, QUERIES)
-    results = [attend_block(query, key, value, mask) for mask in (fused, plain)]
+    results = [attend_block(query, key, value, mask=mask) for mask in (fused, plain)]
     torch.testing.assert_close(results[0], results[1], atol=1e-12, rtol=0)
     # Output and log-sum-exp of a larger softmax that the block is part of.
     output, log_sum_exp = results[0][0] * 0.5, results[0][1] + 1
     gradients = [
-        attend_block_backward(grad_output, query, key, value, output, log_sum_exp, mask) for mask in (fused, plain)
+        attend_block_backward(grad_output, query, key, value, output, log_sum_exp, mask=mask) for mask in (fused, plain)
     ]
     torch.testing.assert_close(gradients[0], gradients[1], atol=1e-12, rtol=0)
 
 
 def test_two_blocks_make_one_softmax_forward_and_backward() -> None:
     query, key, value, grad_output = _tensors(QUERIES, 9, 9, QUERIES)
-    whole, log_sum_exp = attend_block(query, key, value, BlockMask())
+    whole, log_sum_exp = attend_block(query, key, value, mask=BlockMask())
     halves = slice(0, 4), slice(4, 9)
-    parts = [attend_block(query, key[:, :, half], value[:, :, half], BlockMask()) for half in halves]
+    parts = [attend_block(query, key[:, :, half], value[:, :, half], mask=BlockMask()) for half in halves]
     joined = parts[0][0].lerp(parts[1][0], share_of_second(parts[0][1], parts[1][1]))
     torch.testing.assert_close(joined, whole, atol=1e-12, rtol=0)
     torch.testing.assert_close(torch.logaddexp(parts[0][1], parts[1][1]), log_sum_exp, atol=1e-12, rtol=0)
-    expected = attend_block_backward(grad_output, query, key, value, whole, log_sum_exp, BlockMask())
+    expected = attend_block_backward(grad_output, query, key, value, whole, log_sum_exp, mask=BlockMask())
     shares = [
-        attend_block_backward(grad_output, query, key[:, :, h], value[:, :, h], whole, log_sum_exp, BlockMask())
+        attend_block_backward(grad_output, query, key[:, :, h], value[:, :, h], whole, log_sum_exp, mask=BlockMask())
         for h in halves
     ]
     joined_gradients = shares[0][0] + shares[1][0], *(torch.cat([shares[0][i], shares[1][i]], 2) for i in (1, 2))

@@ -1,7 +1,5 @@
 """A layer's cache against the attention of the whole sequence."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,8 +11,9 @@ from tests.unit.ops.attention_oracle import DECODABLE_KINDS, Triple, random_inpu
 PATTERN = AttentionPattern("column", 3, 3, 4)
 
 
-def _inputs(pattern: AttentionPattern = PATTERN) -> Any:
-    return [tensor.detach() for tensor in random_inputs(pattern)]
+def _inputs(pattern: AttentionPattern = PATTERN) -> Triple:
+    query, key, value = (tensor.detach() for tensor in random_inputs(pattern))
+    return query, key, value
 
 
 def _append(cache: KeyValueCache, inputs: Triple, start: int, end: int) -> torch.Tensor:
@@ -48,7 +47,9 @@ def test_uneven_numbers_of_candidates_equal_sequences_of_their_own(kind: Pattern
     # What follows the prefix is different for each candidate.
     torch.manual_seed(1)
     rest = torch.randn(3, 4, 3, pattern.length, 4, dtype=torch.float64)
-    whole: Any = [torch.cat([part[rows][:, :, :7], more[:, :, 7:]], 2) for part, more in zip(inputs, rest, strict=True)]
+    parts = (torch.cat([part[rows][:, :, :7], more[:, :, 7:]], 2) for part, more in zip(inputs, rest, strict=True))
+    query, key, value = parts
+    whole = query, key, value
     steps = [_append(candidates, whole, position, position + 1) for position in range(7, pattern.length)]
     torch.testing.assert_close(torch.cat(steps, dim=2), attend(*whole, pattern)[:, :, 7:], atol=1e-12, rtol=0)
 
