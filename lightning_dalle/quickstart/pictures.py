@@ -65,9 +65,7 @@ def draw_ranked(models: Models, captions: Sequence[str], sampling: Sampling) -> 
     candidates = models.text_to_image.generate(
         captions,
         sampling.num_candidates,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        guidance_scale=sampling.guidance_scale,
+        **sampling.distribution,
         generator=torch.Generator().manual_seed(sampling.seed),
     ).cpu()
     image_features = models.contrastive.encode_images(candidates.flatten(0, 1)).unflatten(0, candidates.shape[:2])

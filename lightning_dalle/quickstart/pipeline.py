@@ -75,7 +75,7 @@ def run_quickstart(
         ValueError: If a setting is out of its range, or the folder holds something else.
         ModuleNotFoundError: If the emoji are asked for and the extra `quickstart` is not installed.
     """
-    settings = Settings(data=data, sampling=sampling, extra=extra or {})
+    settings = Settings(data=data, sampling=sampling.for_data(data), extra=extra or {})
     pipeline = Pipeline(settings, RunFolder(output))
     pipeline.folder.claim(settings, fresh)
     return pipeline.run()

@@ -22,7 +22,7 @@ KILLED_AT, CHECKPOINT_INTERVAL = 5, 2
 COMMON = [
     "--trainer.accelerator=cpu",
     "--trainer.log_every_n_steps=2",
-    "--data.num_train=64",
+    "--data.num_train=128",
     "--data.num_val=16",
     "--data.batch_size=8",
 ]

@@ -70,3 +70,8 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, fresh: bool) -
     with pytest.raises(ValueError, match="is not empty and holds no quickstart; choose another --output"):
         RunFolder(tmp_path).claim(Settings(data="shapes"), fresh)
     assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+def test_each_data_set_has_its_own_way_of_sampling_unless_told_otherwise() -> None:
+    assert Sampling(seed=3).for_data("shapes") == Sampling(seed=3, temperature=1.0, guidance_scale=1.5)
+    assert Sampling(temperature=0.7).for_data("openmoji") == Sampling(temperature=0.7, guidance_scale=1.0)
