@@ -1,5 +1,7 @@
 """The one entry point of attention: every model calls `attend` for a whole sequence, a `KeyValueCache` to decode."""
 
+from functools import lru_cache
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -7,6 +9,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_dalle.ops.attention_pattern import AttentionPattern
 from lightning_dalle.ops.structured_attention import StructuredAttention
+
+MASKED_LENGTH = 192
+"""Sequences up to this length are attended in one call under a mask, which is faster there than several small calls."""
 
 
 def attend(
@@ -20,8 +25,9 @@ def attend(
 ) -> Float[Tensor, "batch heads length head_dim"]:
     """Softmax attention of a whole sequence under `pattern`, scores scaled by `head_dim ** -0.5`.
 
-    Text and image keys share one softmax (paper, section 2.2). Only what the pattern shows is computed, and no score or
-    mask of the whole sequence is built. Gradients flow once: they cannot be differentiated again.
+    Text and image keys share one softmax (paper, section 2.2). Of all but short sequences, only what the pattern
+    shows is computed, and no score or mask of the whole is built. Gradients flow once: they cannot be differentiated
+    again.
 
     Args:
         dropout: Probability that an attention weight is dropped after the softmax; the rest grows by 1 / (1 - dropout).
@@ -52,5 +58,17 @@ def _attend(
     if (pattern.kind in ("full", "causal") or pattern.height == 0) and dropout == 0:
         # torch's fused kernels skip the future themselves.
         return scaled_dot_product_attention(query, key, value, is_causal=pattern.kind != "full")
+    if pattern.length <= MASKED_LENGTH and dropout == 0:
+        mask = _additive_mask(pattern, query.device, query.dtype)
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask)
     attended: Tensor = StructuredAttention.apply(query, key, value, pattern, dropout, dropout_seed)
     return attended
+
+
+@lru_cache(maxsize=32)
+def _additive_mask(pattern: AttentionPattern, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """0 where the pattern attends, else -inf: what the fused kernel takes without a conversion per call."""
+    # A mask first built while sampling in inference mode must still be usable by a backward pass later.
+    with torch.inference_mode(mode=False), torch.no_grad():
+        attends = pattern.mask(device)
+        return torch.zeros(attends.shape, dtype=dtype, device=device).masked_fill_(~attends, float("-inf"))

@@ -188,3 +188,15 @@ def test_dropout_that_is_no_probability_below_one_is_refused(dropout: float) -> 
     pattern = AttentionPattern("row", 6, 4, 4)
     with pytest.raises(ValueError, match=rf"dropout \({dropout}\) must be in \[0, 1\)"):
         attend(*random_inputs(pattern), pattern, dropout=dropout)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_short_sequences_take_the_mask_and_give_the_same(kind: PatternKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = AttentionPattern(kind, 5, 4, 6, 3)
+    inputs = random_inputs(pattern, torch.float64)
+    structured = attend(*inputs, pattern)
+    monkeypatch.setattr("lightning_dalle.ops.attention.MASKED_LENGTH", pattern.length)
+    masked = attend(*inputs, pattern)
+    torch.testing.assert_close(masked, structured, atol=1e-12, rtol=0)
+    for one, other in zip(_gradients(masked, inputs), _gradients(structured, inputs), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
