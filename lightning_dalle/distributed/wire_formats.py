@@ -1,0 +1,83 @@
+"""Number formats in which tensors travel between processes and rest between steps, and sums over a group in them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
+from torch.nn.functional import pad
+
+
+@dataclass(frozen=True)
+class WireFormat:
+    """A format.
+
+    Attributes:
+        encode: Floating point to what is sent or kept.
+        decode: Back, to single precision.
+        element_bytes: Of one encoded number; None for the tensor's own, at least single precision.
+        largest: Finite number.
+    """
+
+    encode: Callable[[Tensor], Tensor]
+    decode: Callable[[Tensor], Tensor]
+    element_bytes: int | None
+    largest: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether numbers travel unchanged, so that a plain all-reduce adds them."""
+        return self.element_bytes is None
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+WIRE_FORMATS = {
+    "fp32": WireFormat(_unchanged, _unchanged, None, torch.finfo(torch.float32).max),
+    "bf16": WireFormat(
+        lambda tensor: tensor.to(torch.bfloat16), lambda tensor: tensor.float(), 2, torch.finfo(torch.bfloat16).max
+    ),
+}
+
+
+def wire_format(name: str) -> WireFormat:
+    """The format of that name.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if name not in WIRE_FORMATS:
+        raise ValueError(f"format ({name!r}) is unknown; it is one of {', '.join(WIRE_FORMATS)}")
+    return WIRE_FORMATS[name]
+
+
+def sum_over_group(flat: Float[Tensor, " n"], format: WireFormat, group: ProcessGroup) -> tuple[Tensor, int]:
+    """Adds `flat` over the group; each process gets the same bits.
+
+    Exact formats use an all-reduce. Others exchange encoded chunks, add them in single precision in the order of ranks,
+    and exchange the encoded sums: twice rounded, however many processes there are, and no more bytes than a ring.
+
+    Returns:
+        The sum, and the bytes that this process sent. `flat` may be overwritten.
+    """
+    size = group.size()
+    if format.is_exact:
+        distributed.all_reduce(flat, group=group)
+        return flat, 2 * (size - 1) * flat.numel() * flat.element_size() // size
+    chunk = -(-flat.numel() // size)
+    mine = format.encode(pad(flat, (0, chunk * size - flat.numel())))
+    theirs = torch.empty_like(mine)
+    distributed.all_to_all_single(_bits(theirs), _bits(mine), group=group)
+    total = format.encode(format.decode(theirs).view(size, chunk).sum(dim=0))
+    distributed.all_gather(list(_bits(theirs).chunk(size)), _bits(total), group=group)
+    sent = 2 * (size - 1) * chunk * theirs.element_size()
+    return format.decode(theirs)[: flat.numel()].to(flat.dtype), sent
+
+
+def _bits(encoded: Tensor) -> Tensor:
+    """The same memory as bytes: back ends know few 16-bit types."""
+    return encoded.view(torch.uint8)
