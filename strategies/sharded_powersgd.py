@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from lightning_dalle.distributed.optimizer_checkpoint import load_optimizer
 from lightning_dalle.distributed.powersgd_checkpoint import load_compressor, save_compressor
 from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
 from lightning_dalle.distributed.sharded_gradients import ShardedGradients
@@ -114,7 +115,9 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
         super().setup_optimizers(trainer)
         module = self.lightning_module
         assert module is not None
-        trained = {id(part) for optimizer in self.optimizers for group in optimizer.param_groups for part in group["params"]}
+        trained = {
+            id(part) for optimizer in self.optimizers for group in optimizer.param_groups for part in group["params"]
+        }
         parameters = {
             name: part for name, part in module.named_parameters() if id(part) in trained and part.requires_grad
         }
@@ -157,10 +160,20 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a folder, written on however many machines and shards."""
-        checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
-        folder = Path(self.broadcast(checkpoint_path)) / COMPRESSOR_FOLDER
-        if self.gradients is not None and folder.is_dir():
-            restarted = load_compressor(self.gradients, folder)
+        path = Path(self.broadcast(checkpoint_path))
+        optimizers = self._optimizers
+        try:
+            self._optimizers = [] if path.is_dir() else optimizers
+            checkpoint = super().load_checkpoint(path, weights_only)
+        finally:
+            self._optimizers = optimizers
+        if not path.is_dir() or self.gradients is None:
+            return checkpoint
+        assert self.model is not None
+        for number, optimizer in enumerate(optimizers):
+            load_optimizer(self.model, optimizer, path, f"optimizer_{number}")
+        if (path / COMPRESSOR_FOLDER).is_dir():
+            restarted = load_compressor(self.gradients, path / COMPRESSOR_FOLDER)
             if restarted:
                 rank_zero_warn(f"warm factors of another sharding start again: {', '.join(restarted)}")
         return checkpoint

@@ -79,9 +79,7 @@ class ShardedReplicasStrategy(ModelParallelStrategy):
         # A second run of the same Trainer keeps the mesh that the module is sharded over.
         if self._device_mesh is None:
             shape = (self.world_size // shard_size, shard_size)
-            self._device_mesh = init_device_mesh(
-                self.root_device.type, shape, mesh_dim_names=("replicate", "shard")
-            )
+            self._device_mesh = init_device_mesh(self.root_device.type, shape, mesh_dim_names=("replicate", "shard"))
         if self._heartbeat is None:
             store = distributed.distributed_c10d._get_default_store()
             self._heartbeat = Heartbeat(store, self.global_rank, self.world_size)

@@ -94,12 +94,7 @@ def plan_compression(
     for place, (name, shape) in enumerate(shapes.items()):
         matrix = _as_matrix(place, name, shape, rank)
         numel = math.prod(shape)
-        if (
-            matrix is None
-            or name in excluded
-            or numel < minimum_elements
-            or 1 - matrix.num_sent / numel < minimum_rate
-        ):
+        if matrix is None or name in excluded or numel < minimum_elements or 1 - matrix.num_sent / numel < minimum_rate:
             uncompressed.append(place)
         else:
             matrices.append(matrix)

@@ -9,9 +9,7 @@ from torch.distributed import ProcessGroup
 from lightning_dalle.distributed.wire_formats import WireFormat, sum_over_group
 
 
-def average_over_group(
-    tensors: Sequence[Tensor], format: WireFormat, group: ProcessGroup
-) -> tuple[list[Tensor], int]:
+def average_over_group(tensors: Sequence[Tensor], format: WireFormat, group: ProcessGroup) -> tuple[list[Tensor], int]:
     """Each tensor's mean over the group, at least single precision, with the same bits in each process.
 
     All processes must bring tensors of the same shapes. They are divided before they are added, so that the sum cannot

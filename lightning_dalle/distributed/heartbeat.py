@@ -37,7 +37,9 @@ class Heartbeat:
             before = self._beats()
             time.sleep(patience_seconds)
             after = self._beats()
-            silent = [rank for rank in range(self._world_size) if before[rank] == after[rank] and not self._failed(rank)]
+            silent = [
+                rank for rank in range(self._world_size) if before[rank] == after[rank] and not self._failed(rank)
+            ]
         except distributed.DistError as error:
             return f"rank {self._rank} lost the store of the process group, which rank 0 holds: {error}"
         if silent:

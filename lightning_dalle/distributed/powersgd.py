@@ -1,7 +1,6 @@
 """PowerSGD: gradients cross a slow link as two thin factors (Vogels et al. 2019; Ramesh et al. 2021, appendix E)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,33 +9,12 @@ from torch.distributed import ProcessGroup
 from lightning_dalle.distributed.compression_plan import CompressionPlan, MatrixPlan, plan_compression
 from lightning_dalle.distributed.group_average import average_over_group
 from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
+from lightning_dalle.distributed.reduction import Reduction, reconstruction_errors
 from lightning_dalle.distributed.residual_store import ResidualStore
 from lightning_dalle.distributed.traffic import Traffic
 from lightning_dalle.distributed.wire_formats import WIRE_FORMATS, wire_format
 from lightning_dalle.ops.keyed_generator import keyed_generator
 from lightning_dalle.ops.orthonormal_basis import orthonormal_basis
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """The mean gradient over a group, still in factors; the same bits in each process.
-
-    Attributes:
-        finite: Whether every process's gradient was.
-        squared_norm: Of the mean gradient; the bases are orthonormal, so that the other factors have its norm.
-        used: Whether any process had a gradient, by place.
-        reconstruction_errors: By name, the share of the norm of this process's gradient that lies outside the shared
-            basis; empty unless asked for.
-    """
-
-    plan: CompressionPlan
-    finite: bool
-    squared_norm: Tensor
-    used: tuple[bool, ...]
-    bases: tuple[Tensor, ...] = ()
-    coefficients: tuple[Tensor, ...] = ()
-    whole: tuple[Tensor, ...] = ()
-    reconstruction_errors: Mapping[str, float] | None = None
 
 
 class PowerSGD:
@@ -135,8 +113,10 @@ class PowerSGD:
         local = [matrix.to(basis.dtype).T @ basis for matrix, basis in zip(matrices, bases, strict=True)]
         coefficients, sent = average_over_group(local, wire_format(self.config.wire_format), self.group)
         self.traffic.sent += sent
-        norm = sum((part.double().square().sum() for part in (*coefficients, *whole)), flags.new_zeros((), dtype=torch.float64))
-        errors = _reconstruction_errors(plan, matrices, local) if measure else None
+        norm = sum(
+            (part.double().square().sum() for part in (*coefficients, *whole)), flags.new_zeros((), dtype=torch.float64)
+        )
+        errors = reconstruction_errors(plan, matrices, local) if measure else None
         return Reduction(
             plan, bool(norm.isfinite()), norm, used, tuple(bases), tuple(coefficients), tuple(whole), errors
         )
@@ -218,14 +198,3 @@ class PowerSGD:
     def _count_uncompressed(self, plan: CompressionPlan) -> None:
         size = self.group.size()
         self.traffic.uncompressed += 2 * (size - 1) * 4 * plan.num_elements // size
-
-
-def _reconstruction_errors(
-    plan: CompressionPlan, matrices: Sequence[Tensor], coefficients: Sequence[Tensor]
-) -> dict[str, float]:
-    errors = {}
-    for matrix, gradient, inside in zip(plan.matrices, matrices, coefficients, strict=True):
-        total = gradient.double().square().sum()
-        outside = (total - inside.double().square().sum()).clamp(min=0)
-        errors[matrix.name] = float((outside / total).sqrt()) if total > 0 else 0.0
-    return errors

@@ -13,7 +13,9 @@ from lightning_dalle.distributed.sharded_gradients import ShardedGradients, like
 @torch.no_grad()
 def save_compressor(gradients: ShardedGradients, folder: Path) -> None:
     """Write residuals as their sums over machines, and factors that training changed; all processes must call it."""
-    distributed_checkpoint.save(_residual_sums(gradients) | _queries(gradients) | _steps(gradients), checkpoint_id=folder)
+    distributed_checkpoint.save(
+        residual_sums(gradients) | _queries(gradients) | _steps(gradients), checkpoint_id=folder
+    )
 
 
 @torch.no_grad()
@@ -32,7 +34,9 @@ def load_compressor(gradients: ShardedGradients, folder: Path) -> list[str]:
     }
     queries = _queries(gradients)
     fitting = {
-        key: query for key, query in queries.items() if key in stored and stored[key].size == query.shape
+        key: query
+        for key, query in queries.items()
+        if key in stored and getattr(stored[key], "size", None) == query.shape
     }
     steps = _steps(gradients)
     distributed_checkpoint.load(residuals | fitting | steps, checkpoint_id=folder)
@@ -40,11 +44,15 @@ def load_compressor(gradients: ShardedGradients, folder: Path) -> list[str]:
     for place, name in enumerate(gradients.sharded):
         if f"residual.{name}" in residuals:
             share = residuals[f"residual.{name}"].to_local().div_(compressor.group.size())
-            compressor.residuals.keep(place, share)
+            # Zeros stand for none, which leaves a parameter that nothing uses without a gradient.
+            if share.any():
+                compressor.residuals.keep(place, share)
     return sorted(key.split(".", 2)[2] for key in queries.keys() - fitting.keys())
 
 
-def _residual_sums(gradients: ShardedGradients) -> dict[str, Tensor]:
+@torch.no_grad()
+def residual_sums(gradients: ShardedGradients) -> dict[str, Tensor]:
+    """What all machines together left out, by name, sharded as the parameters; all processes must call it."""
     compressor = gradients.compressor
     if not compressor.config.error_feedback:
         return {}

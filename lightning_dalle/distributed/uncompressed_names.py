@@ -22,9 +22,7 @@ def uncompressed_names(module: nn.Module, patterns: Iterable[str] = ()) -> froze
         >>> sorted(uncompressed_names(network, ["head.*"]))
         ['head.bias', 'head.weight', 'tokens.weight']
     """
-    embeddings = {
-        id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)
-    }
+    embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
     excluded = {name for name, parameter in module.named_parameters() if id(parameter) in embeddings}
     places = dict(module.named_parameters(remove_duplicate=False))
     first_names = {id(parameter): name for name, parameter in module.named_parameters()}

@@ -33,5 +33,7 @@ def test_full_rank_equals_one_process(world_size: int, shard_size: int) -> None:
             # Sums of other order in double precision.
             torch.testing.assert_close(answers[case]["state"], expected["state"], rtol=1e-9, atol=1e-10)
         assert (len(by_rank[0][case]["plan"]) > 0) == (world_size > shard_size)
-        mean = [sum(losses) / world_size for losses in zip(*(answers[case]["losses"] for answers in by_rank), strict=True)]
+        mean = [
+            sum(losses) / world_size for losses in zip(*(answers[case]["losses"] for answers in by_rank), strict=True)
+        ]
         assert mean == pytest.approx(expected["losses"], rel=1e-9)

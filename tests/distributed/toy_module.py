@@ -1,12 +1,12 @@
 """Somebody else's LightningModule, which never heard of sharding, and runs of it on ranks."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
@@ -48,7 +48,6 @@ class Toy(LightningModule):
         self.gain = nn.Parameter(torch.ones(WIDTH))
         self.to(dtype)
         self.losses: list[float] = []
-        self.norms: list[float] = []
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.first(inputs)
@@ -101,8 +100,6 @@ def trainer_of(world_size: int, strategy: ShardedPowerSGDStrategy | str, **optio
 
 def whole_state(module: nn.Module) -> dict[str, Tensor]:
     """All parameters, gathered from the ranks."""
-    from torch.distributed.tensor import DTensor
-
     return {
         name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
         for name, value in module.state_dict().items()
@@ -140,8 +137,3 @@ def fit_alone(num_batches: int = 6, dtype: torch.dtype = torch.float64, **option
     loader = batches(num_batches, 0, 1, dtype)
     trainer_of(1, "auto", **options).fit(module, loader, loader)
     return {"state": whole_state(module), "losses": module.losses}
-
-
-def newest_folder(folder: Path) -> Path:
-    (found,) = folder.iterdir()
-    return found

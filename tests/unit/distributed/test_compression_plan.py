@@ -39,7 +39,7 @@ def test_matrix_is_a_view_with_no_more_rows_than_columns(shape: list[int]) -> No
 @pytest.mark.parametrize(("width", "rank", "rate"), [(1920, 512, 0.833), (2688, 640, 0.851), (3968, 896, 0.859)])
 def test_rate_of_the_paper_s_layout(width: int, rank: int, rate: float) -> None:
     shards = 8
-    layer = {name: (width, width // shards) for name in ("query", "key", "value", "output")}
+    layer = dict.fromkeys(("query", "key", "value", "output"), (width, width // shards))
     # The first matrix of the feed-forward network is cut along its second axis, the second along its first.
     layer |= {"expand": (width, 4 * width // shards), "contract": (4 * width // shards, width)}
     plan = plan_compression(layer, rank=rank // shards)
