@@ -1,4 +1,4 @@
-"""What the strategies ask of a LightningModule; nothing else of it is used, and nothing is required."""
+"""What the strategies ask of a LightningModule and of a precision plugin; nothing of it is required."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -10,4 +10,14 @@ class NamesUncompressed(Protocol):
 
     def uncompressed_parameters(self) -> Sequence[str]:
         """Names of parameters, or shell-style patterns of names."""
+        ...
+
+
+@runtime_checkable
+class SkipsUpdates(Protocol):
+    """A precision plugin that looks for gradients that are not finite, on all ranks, and skips the update itself."""
+
+    @property
+    def update_is_skipped(self) -> bool:
+        """Whether the last update was."""
         ...

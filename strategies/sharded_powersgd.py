@@ -20,7 +20,7 @@ from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
 from lightning_dalle.distributed.sharded_gradients import ShardedGradients
 from lightning_dalle.distributed.uncompressed_names import uncompressed_names
 from lightning_dalle.strategies.compression_figures import compression_figures
-from lightning_dalle.strategies.protocols import NamesUncompressed
+from lightning_dalle.strategies.protocols import NamesUncompressed, SkipsUpdates
 from lightning_dalle.strategies.sharded_replicas import ShardedReplicasStrategy, StartMethod
 
 COMPRESSOR_FOLDER = "powersgd"
@@ -183,7 +183,7 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
         module = self.lightning_module
         assert module is not None
         logs = module.trainer._logger_connector.should_update_logs
-        self.gradients.synchronise(measure=logs)
+        self.gradients.synchronise(logs, keep_spoiled=isinstance(self.precision_plugin, SkipsUpdates))
         if logs:
             module.log_dict(compression_figures(self.gradients))
 

@@ -32,7 +32,7 @@ class PowerSGD:
         tensors: What gradients look like, by name; only shape, dtype and device count.
         group: The processes that hold the same tensors. With a single one nothing is compressed.
         excluded: Names of tensors that travel whole.
-        shard: Number of the part, where each process holds a part of a larger tensor: it gets random factors of its own.
+        shard: Number of this part, where tensors are parts of larger ones; each gets random factors of its own.
 
     Attributes:
         plan: What is compressed after the first `uncompressed_steps`.
@@ -95,31 +95,25 @@ class PowerSGD:
         self._count_uncompressed(plan)
         matrices = [matrix.matrix_of(self._or_zero(gradients, matrix.place)) for matrix in plan.matrices]
         # 1. Everything but the second factors.
-        flags = self._flags(gradients)
-        products = [
-            matrix @ self.queries[planned.name].to(matrix.dtype)
-            for planned, matrix in zip(plan.matrices, matrices, strict=True)
-        ]
         flags, whole, products = self._average_first(
-            flags, [self._or_zero(gradients, place) for place in plan.uncompressed], products
+            self._flags(gradients),
+            [self._or_zero(gradients, place) for place in plan.uncompressed],
+            [self._product(planned, matrix) for planned, matrix in zip(plan.matrices, matrices, strict=True)],
         )
         used = tuple((flags[1:] > 0).tolist())
-        # 2. The shared bases, once it is clear that there is something to share.
+        # 2. The shared bases, unless a gradient is not finite or the products overflowed beyond repair.
         products = [self._clamp_infinities(product) for product in products]
-        if flags[0] > 0 or not all(bool(product.isfinite().all()) for product in products):
-            return Reduction(plan, False, torch.full((), torch.inf, dtype=torch.float64, device=flags.device), used)
+        if flags[0] > 0 or any(bool(product.isnan().any()) for product in products):
+            return Reduction(plan, False, flags.new_full((), torch.inf, dtype=torch.float64), used)
         bases = [orthonormal_basis(product) for product in products]
         # 3. The second factors.
         local = [matrix.to(basis.dtype).T @ basis for matrix, basis in zip(matrices, bases, strict=True)]
         coefficients, sent = average_over_group(local, wire_format(self.config.wire_format), self.group)
         self.traffic.sent += sent
-        norm = sum(
-            (part.double().square().sum() for part in (*coefficients, *whole)), flags.new_zeros((), dtype=torch.float64)
-        )
+        norm = _squared_norm([*coefficients, *whole], like=flags)
         errors = reconstruction_errors(plan, matrices, local) if measure else None
-        return Reduction(
-            plan, bool(norm.isfinite()), norm, used, tuple(bases), tuple(coefficients), tuple(whole), errors
-        )
+        finite = bool(norm.isfinite())
+        return Reduction(plan, finite, norm, used, tuple(bases), tuple(coefficients), tuple(whole), errors)
 
     @torch.no_grad()
     def accept(self, reduction: Reduction, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -173,6 +167,9 @@ class PowerSGD:
         self.traffic.sent += sent
         return means[0], means[1 : 1 + len(whole)], means[1 + len(whole) :]
 
+    def _product(self, planned: MatrixPlan, matrix: Tensor) -> Tensor:
+        return matrix @ self.queries[planned.name].to(matrix.dtype)
+
     def _flags(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Whether something is not finite, then for each tensor whether there is a gradient."""
         present = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
@@ -198,3 +195,8 @@ class PowerSGD:
     def _count_uncompressed(self, plan: CompressionPlan) -> None:
         size = self.group.size()
         self.traffic.uncompressed += 2 * (size - 1) * 4 * plan.num_elements // size
+
+
+def _squared_norm(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+    squares = [tensor.double().square().sum() for tensor in tensors]
+    return torch.stack(squares).sum() if squares else like.new_zeros((), dtype=torch.float64)

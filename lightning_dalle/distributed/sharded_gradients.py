@@ -78,14 +78,16 @@ class ShardedGradients:
         self._holds_residuals = True
 
     @torch.no_grad()
-    def synchronise(self, measure: bool = False) -> bool:
+    def synchronise(self, measure: bool = False, keep_spoiled: bool = False) -> bool:
         """Replace each gradient by its mean over all processes; all of them must call it.
 
-        Gradients that are not finite on any process, or whose norm is not, are taken away on all of them, so that an
-        optimizer leaves parameters and moments alone.
+        If a gradient is not finite on any process, or the norm is not, all gradients are taken away on all processes,
+        so that an optimizer leaves parameters and moments alone.
 
         Args:
             measure: Whether to look for `reconstruction_errors`.
+            keep_spoiled: Leave gradients that are not finite where they are, for somebody who looks for them and skips
+                the update.
 
         Returns:
             Whether there are gradients to step with.
@@ -96,7 +98,7 @@ class ShardedGradients:
         squares = sum(self._gather_over_shards(reduction.squared_norm)) + self._average_plain()
         self.norm = torch.as_tensor(squares).sqrt()
         if not bool(self.norm.isfinite()):
-            self._reject(gradients)
+            self._reject(gradients, keep_spoiled)
             return False
         means = self.compressor.accept(reduction, gradients)
         for parameter, mean in zip(self.sharded.values(), means, strict=True):
@@ -124,11 +126,13 @@ class ShardedGradients:
         gradient = list(self.sharded.values())[place].grad
         return None if gradient is None else _local(gradient)
 
-    def _reject(self, gradients: Sequence[Tensor | None]) -> None:
+    def _reject(self, gradients: Sequence[Tensor | None], keep_spoiled: bool) -> None:
         self.compressor.reject(gradients)
         self.skipped_steps += 1
         for parameter in (*self.sharded.values(), *self._plain):
-            parameter.grad = None
+            is_healthy = parameter.grad is None or bool(_local(parameter.grad).isfinite().all())
+            if is_healthy or not keep_spoiled:
+                parameter.grad = None
 
     def _local_gradients(self) -> list[Tensor]:
         parameters = (*self.sharded.values(), *self._plain)

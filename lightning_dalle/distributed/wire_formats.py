@@ -17,30 +17,27 @@ class WireFormat:
     Attributes:
         encode: Floating point to what is sent or kept.
         decode: Back, to single precision.
-        element_bytes: Of one encoded number; None for the tensor's own, at least single precision.
         largest: Finite number.
+        is_exact: Whether numbers travel as they are, so that a plain all-reduce adds them.
     """
 
     encode: Callable[[Tensor], Tensor]
     decode: Callable[[Tensor], Tensor]
-    element_bytes: int | None
     largest: float
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether numbers travel unchanged, so that a plain all-reduce adds them."""
-        return self.element_bytes is None
+    is_exact: bool = False
 
 
 def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _to_bfloat16(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.bfloat16)
+
+
 WIRE_FORMATS = {
-    "fp32": WireFormat(_unchanged, _unchanged, None, torch.finfo(torch.float32).max),
-    "bf16": WireFormat(
-        lambda tensor: tensor.to(torch.bfloat16), lambda tensor: tensor.float(), 2, torch.finfo(torch.bfloat16).max
-    ),
+    "fp32": WireFormat(_unchanged, _unchanged, torch.finfo(torch.float32).max, is_exact=True),
+    "bf16": WireFormat(_to_bfloat16, Tensor.float, torch.finfo(torch.bfloat16).max),
 }
 
 
