@@ -21,10 +21,13 @@ def shard_blocks(module: nn.Module, mesh: DeviceMesh, methods: tuple[str, ...] =
 
     A block is a member of an outermost `ModuleList`. Its parameters are gathered while it runs, those of the others
     while the whole module does. A block that shares a parameter with something outside of it counts to the rest.
+    Parameters in another memory format, such as channels last, become contiguous, as FSDP2 needs them.
 
     Args:
         methods: Those beside `forward` through which the whole module is run.
     """
+    for parameter in module.parameters():
+        parameter.data = parameter.data.contiguous()
     uses = _uses(module)
     for block in [block for block in _blocks(module) if _can_stand_alone(block, uses)]:
         fully_shard(block, mesh=mesh)

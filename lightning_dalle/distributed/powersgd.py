@@ -13,8 +13,10 @@ from lightning_dalle.distributed.reduction import Reduction, reconstruction_erro
 from lightning_dalle.distributed.residual_store import ResidualStore
 from lightning_dalle.distributed.traffic import Traffic
 from lightning_dalle.distributed.wire_formats import WIRE_FORMATS, wire_format
+from lightning_dalle.ops.finite import all_finite
 from lightning_dalle.ops.keyed_generator import keyed_generator
 from lightning_dalle.ops.orthonormal_basis import orthonormal_basis
+from lightning_dalle.ops.thin_product import thin_product
 
 
 class PowerSGD:
@@ -107,7 +109,7 @@ class PowerSGD:
             return Reduction(plan, False, flags.new_full((), torch.inf, dtype=torch.float64), used)
         bases = [orthonormal_basis(product) for product in products]
         # 3. The second factors.
-        local = [matrix.to(basis.dtype).T @ basis for matrix, basis in zip(matrices, bases, strict=True)]
+        local = [thin_product(matrix.to(basis.dtype).T, basis) for matrix, basis in zip(matrices, bases, strict=True)]
         coefficients, sent = average_over_group(local, wire_format(self.config.wire_format), self.group)
         self.traffic.sent += sent
         norm = _squared_norm([*coefficients, *whole], like=flags)
@@ -139,7 +141,7 @@ class PowerSGD:
             return
         for matrix in self.plan.matrices:
             gradient = gradients[matrix.place]
-            if gradient is not None and gradient.isfinite().all():
+            if gradient is not None and all_finite([gradient]):
                 self.residuals.keep(matrix.place, gradient)
 
     def _accept_matrix(
@@ -168,13 +170,12 @@ class PowerSGD:
         return means[0], means[1 : 1 + len(whole)], means[1 + len(whole) :]
 
     def _product(self, planned: MatrixPlan, matrix: Tensor) -> Tensor:
-        return matrix @ self.queries[planned.name].to(matrix.dtype)
+        return thin_product(matrix, self.queries[planned.name].to(matrix.dtype))
 
     def _flags(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Whether something is not finite, then for each tensor whether there is a gradient."""
-        present = [gradient for gradient in gradients if gradient is not None and gradient.numel()]
-        largest = torch.nn.utils.get_total_norm(present, norm_type=torch.inf)
-        flags = [not bool(largest.isfinite()), *(gradient is not None for gradient in gradients)]
+        finite = all_finite([gradient for gradient in gradients if gradient is not None])
+        flags = [not finite, *(gradient is not None for gradient in gradients)]
         return torch.tensor(flags, dtype=torch.float32, device=self._like[0].device)
 
     def _clamp_infinities(self, product: Tensor) -> Tensor:

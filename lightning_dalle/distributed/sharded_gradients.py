@@ -11,6 +11,7 @@ from lightning_dalle.distributed.group_average import average_over_group
 from lightning_dalle.distributed.powersgd import PowerSGD
 from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
 from lightning_dalle.distributed.wire_formats import WIRE_FORMATS
+from lightning_dalle.ops.finite import all_finite
 
 
 class ShardedGradients:
@@ -130,7 +131,7 @@ class ShardedGradients:
         self.compressor.reject(gradients)
         self.skipped_steps += 1
         for parameter in (*self.sharded.values(), *self._plain):
-            is_healthy = parameter.grad is None or bool(_local(parameter.grad).isfinite().all())
+            is_healthy = parameter.grad is None or all_finite([_local(parameter.grad)])
             if is_healthy or not keep_spoiled:
                 parameter.grad = None
 

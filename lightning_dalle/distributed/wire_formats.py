@@ -9,6 +9,8 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 from torch.nn.functional import pad
 
+from lightning_dalle.ops import float_formats
+
 
 @dataclass(frozen=True)
 class WireFormat:
@@ -35,9 +37,18 @@ def _to_bfloat16(tensor: Tensor) -> Tensor:
     return tensor.to(torch.bfloat16)
 
 
+def _to_1_6_9(tensor: Tensor) -> Tensor:
+    return float_formats.encode(tensor.float(), float_formats.FLOAT_1_6_9, saturate=True)
+
+
+def _from_1_6_9(codes: Tensor) -> Tensor:
+    return float_formats.decode(codes, float_formats.FLOAT_1_6_9)
+
+
 WIRE_FORMATS = {
     "fp32": WireFormat(_unchanged, _unchanged, torch.finfo(torch.float32).max, is_exact=True),
     "bf16": WireFormat(_to_bfloat16, Tensor.float, torch.finfo(torch.bfloat16).max),
+    "1-6-9": WireFormat(_to_1_6_9, _from_1_6_9, float_formats.FLOAT_1_6_9.largest),
 }
 
 

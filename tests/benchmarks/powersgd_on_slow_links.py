@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.powersgd_on_slow_links
 
-Compares FSDP2 whose gradients cross the link whole (its own hybrid sharding), this package's compression at the same
-sharding, and torch's `powerSGD_hook` under DDP at equal rank. All take turns within the same processes, so that ratios
-of their times hold on a busy machine. Needs root, for network namespaces.
+Compares FSDP2 whose gradients cross the link whole (its own hybrid sharding) with this package's compression at the
+same sharding, and, without sharding, this package's compression with torch's `powerSGD_hook` under DDP at equal rank.
+All take turns within the same processes, so that ratios of their times hold on a busy machine. Needs root, for network
+namespaces.
 """
 
 import json
@@ -109,9 +110,10 @@ class Compressed(Contestant):
     """FSDP2 inside a machine, PowerSGD of this package between them."""
 
     mesh: DeviceMesh
+    mesh_shape = (2, 2)
 
     def wrap(self) -> None:
-        self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        self.mesh = init_device_mesh("cpu", self.mesh_shape, mesh_dim_names=("replicate", "shard"))
         shard_blocks(self.network, self.mesh["shard"])
 
     def prepare(self) -> None:
@@ -122,6 +124,12 @@ class Compressed(Contestant):
 
     def after_backward(self) -> None:
         self.gradients.synchronise()
+
+
+class Unsharded(Compressed):
+    """PowerSGD of this package between all ranks, which hold all parameters."""
+
+    mesh_shape = (4, 1)
 
 
 class Hook(Contestant):
@@ -171,7 +179,12 @@ def _work(rank: int) -> None:
     torch.set_num_threads(1)
     machine = rank // 2
     distributed.init_process_group("gloo", init_method=f"tcp://{ADDRESSES[0]}:29577", rank=rank, world_size=RANKS)
-    contestants: dict[str, Contestant] = {"whole": Whole(), "compressed": Compressed(), "hook": Hook()}
+    contestants: dict[str, Contestant] = {
+        "whole": Whole(),
+        "compressed": Compressed(),
+        "unsharded": Unsharded(),
+        "hook": Hook(),
+    }
     _timed_steps(contestants, machine, 0, 5)
     compressed = contestants["compressed"]
     assert isinstance(compressed, Compressed)
@@ -213,7 +226,7 @@ def main() -> None:
     print("Mbit/s     contestant  ms a step  whole / it  kB a step (kernel)  kB (accounted)      loss")
     for line in output.splitlines():
         phase = json.loads(line)
-        for name in ("whole", "compressed", "hook"):
+        for name in ("whole", "compressed", "unsharded", "hook"):
             found = phase[name]
             ratio = phase["whole"]["seconds"] / found["seconds"]
             accounted = f"{found['accounted_bytes'] / 1e3:.1f}" if "accounted_bytes" in found else "-"

@@ -11,7 +11,7 @@ from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
         ({"rank": 0}, r"rank \(0\) must be at least 1"),
         ({"minimum_rate": 1.0}, r"minimum_rate \(1.0\) must be below 1"),
         ({"uncompressed_steps": -1}, r"uncompressed_steps \(-1\) must be at least 0"),
-        ({"wire_format": "fp8"}, r"format \('fp8'\) is unknown; it is one of fp32, bf16"),
+        ({"wire_format": "fp8"}, r"format \('fp8'\) is unknown; it is one of fp32, bf16, 1-6-9"),
         ({"residual_format": "fp8"}, r"format \('fp8'\) is unknown"),
     ],
 )

@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from lightning_dalle.ops.float_formats import FLOAT_1_6_9, decode, encode
 from lightning_dalle.ops.orthonormal_basis import orthonormal_basis
 
 
@@ -35,10 +36,17 @@ def test_span_holds_the_columns(matrix: torch.Tensor) -> None:
         assert left_out.norm() <= 1e-6 * matrix.abs().max() * matrix.shape[1] ** 0.5 * (1 + 1e-6)
 
 
-def test_columns_that_went_through_bfloat16_are_orthonormal() -> None:
-    matrix = torch.randn(64, 8, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    basis = orthonormal_basis(matrix)
-    torch.testing.assert_close(basis.T @ basis, torch.eye(8), rtol=0, atol=1e-6)
+def test_columns_that_went_through_sixteen_bits_are_orthonormal() -> None:
+    matrix = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    for rounded in (matrix.to(torch.bfloat16), decode(encode(matrix, FLOAT_1_6_9), FLOAT_1_6_9)):
+        basis = orthonormal_basis(rounded)
+        torch.testing.assert_close(basis.T @ basis, torch.eye(8), rtol=0, atol=1e-6)
+
+
+def test_basis_that_itself_rests_in_sixteen_bits_stays_nearly_orthonormal() -> None:
+    basis = orthonormal_basis(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)))
+    rounded = decode(encode(basis, FLOAT_1_6_9), FLOAT_1_6_9)
+    torch.testing.assert_close(rounded.T @ rounded, torch.eye(8), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (5, 2), (3, 0)])
