@@ -77,14 +77,11 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
         super().__init__(shard_size, start_method, process_group_backend, timeout)
         if rank is not None and total_rank is not None:
             raise ValueError(f"rank ({rank}) and total_rank ({total_rank}) say the same thing twice; give one of them")
-        if total_rank is not None:
-            # Checked against the shards once their number is known.
-            rank = total_rank
         self.total_rank = total_rank
         self.exclude = tuple(exclude)
-        settings = {} if rank is None else {"rank": rank}
         self.config = PowerSGDConfig(
-            **settings,
+            # A total is divided once the number of shards is known.
+            rank=next(value for value in (rank, total_rank, PowerSGDConfig.rank) if value is not None),
             minimum_rate=minimum_rate,
             minimum_elements=minimum_elements,
             error_feedback=error_feedback,

@@ -116,8 +116,13 @@ class ShardedReplicasStrategy(ModelParallelStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Note in the error which rank is gone, since the others only see that a connection closed."""
-        if self._heartbeat is not None and self.world_size > 1:
+        if self._heartbeat is None or self.world_size == 1:
+            return
+        if isinstance(exception, RuntimeError):
+            # As failed collectives raise it.
             exception.add_note(self._heartbeat.explain(exception))
+        else:
+            self._heartbeat.report(exception)
 
     def teardown(self) -> None:
         """Stop what runs beside the training."""

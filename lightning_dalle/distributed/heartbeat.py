@@ -1,5 +1,6 @@
 """A sign of life of each process, so that those that a failure leaves waiting can say who is gone."""
 
+import contextlib
 import threading
 import time
 
@@ -30,6 +31,11 @@ class Heartbeat:
         self._stopped.set()
         self._thread.join()
 
+    def report(self, failure: BaseException) -> None:
+        """Tell the others that this process failed, and why."""
+        with contextlib.suppress(distributed.DistError):
+            self._report(failure)
+
     def explain(self, failure: BaseException, patience_seconds: float = 3 * INTERVAL_SECONDS) -> str:
         """Which ranks are gone without a word, or which one failed first; takes `patience_seconds`."""
         try:
@@ -47,12 +53,10 @@ class Heartbeat:
         return f"the first failure was of {first}"
 
     def _beat(self) -> None:
-        try:
+        # When the store is gone with rank 0, the main thread learns of it by its collectives.
+        with contextlib.suppress(distributed.DistError):
             while not self._stopped.wait(INTERVAL_SECONDS):
                 self._store.add(f"beats/{self._rank}", 1)
-        except distributed.DistError:
-            # The store is gone with rank 0; the main thread will learn of it by its collectives.
-            return
 
     def _beats(self) -> list[int]:
         return [self._store.add(f"beats/{rank}", 0) for rank in range(self._world_size)]

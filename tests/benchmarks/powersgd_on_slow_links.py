@@ -96,6 +96,16 @@ class Contestant:
         self.losses.append(mean.item() / RANKS)
 
 
+class Nothing(Contestant):
+    """What measuring itself sends."""
+
+    def wrap(self) -> None:
+        self.network = nn.Linear(1, 1)
+
+    def step(self, inputs: Tensor, targets: Tensor) -> None:
+        distributed.all_reduce(torch.zeros(()))
+
+
 class Whole(Contestant):
     """FSDP2's hybrid sharding."""
 
@@ -180,6 +190,7 @@ def _work(rank: int) -> None:
     machine = rank // 2
     distributed.init_process_group("gloo", init_method=f"tcp://{ADDRESSES[0]}:29577", rank=rank, world_size=RANKS)
     contestants: dict[str, Contestant] = {
+        "nothing": Nothing(),
         "whole": Whole(),
         "compressed": Compressed(),
         "unsharded": Unsharded(),
@@ -200,8 +211,10 @@ def _work(rank: int) -> None:
         # Both ranks of this machine.
         distributed.all_reduce(accounted, group=compressed.mesh["shard"].get_group())
         answer["compressed"]["accounted_bytes"] = accounted.item()
-        for name, contestant in contestants.items():
-            answer[name]["loss"] = statistics.mean(contestant.losses[-5:])
+        idle_bytes = answer.pop("nothing")["kernel_bytes"]
+        for name, figures in answer.items():
+            figures["loss"] = statistics.mean(contestants[name].losses[-5:])
+            figures["kernel_bytes"] -= idle_bytes
         if rank == 0:
             print(json.dumps({"megabits": megabits, **answer}), flush=True)
     sys.stdout.flush()

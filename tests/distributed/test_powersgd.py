@@ -127,7 +127,8 @@ def test_sixteen_bits_on_the_wire_cost_rounding_only(world_size: int) -> None:
         for place, name in enumerate(SHAPES):
             mean, rough = answer["means"][place], other["means"][place]
             if name in ("bias", "scalar", "empty", "excluded"):
-                torch.testing.assert_close(rough, mean, rtol=0, atol=0)
+                # The order of the sum depends on the message that the tensor is part of.
+                torch.testing.assert_close(rough, mean, rtol=1e-6, atol=1e-6)
             else:
                 # Seven or nine bits of fraction, in both factors; a basis moves more than its products.
                 assert (rough - mean).norm() < 0.05 * mean.norm()

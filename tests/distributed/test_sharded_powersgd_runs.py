@@ -205,6 +205,39 @@ def test_module_without_matrices() -> None:
         torch.testing.assert_close(scale, alone.scale.detach())
 
 
+class _ByHand(Toy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class _OverTheWholeMesh(Toy):
+    def configure_model(self) -> None:
+        fully_shard(self, mesh=self.device_mesh)
+
+
+REFUSALS: list[tuple[dict[str, Any], type[Toy], str]] = [
+    ({"shard_size": 3}, Toy, r"shard_size \(3\) must divide the number of processes \(2\)"),
+    ({"total_rank": 3}, Toy, r"total_rank \(3\) must be a multiple of the shard size \(2\)"),
+    ({}, _ByHand, "_ByHand has automatic_optimization=False"),
+    ({}, _OverTheWholeMesh, r"must be the dimension 'shard' of device_mesh"),
+    ({"exclude": ["nothing"]}, Toy, "pattern 'nothing' matches no parameter"),
+]
+
+
+def _refusals(rank: int) -> int:
+    os.environ["LOCAL_RANK"] = str(rank)
+    loader = batches(1, rank, 2, torch.float64)
+    for settings, module, message in REFUSALS:
+        with pytest.raises(ValueError, match=message):
+            trainer_of(2, ShardedPowerSGDStrategy(**settings)).fit(module(), loader, loader)
+    return len(REFUSALS)
+
+
+def test_what_cannot_work_is_refused_on_every_rank() -> None:
+    assert run_ranks(_refusals, 2, timeout=120) == [len(REFUSALS)] * 2
+
+
 class _Killed(Toy):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         if self.global_step == 3 and self.global_rank == 3:
