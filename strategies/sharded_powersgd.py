@@ -125,8 +125,10 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
     def setup_precision_plugin(self) -> None:
         """Clip by the norm that the factors give; torch's own fails where some parameters are not sharded."""
         super().setup_precision_plugin()
-        self.precision_plugin.clip_grad_by_norm = self._clip_by_norm  # type: ignore[method-assign]
-        self.precision_plugin.clip_grad_by_value = self._clip_by_value  # type: ignore[method-assign]
+        if self.gradients is not None:
+            gradients, plugin = self.gradients, self.precision_plugin
+            plugin.clip_grad_by_norm = lambda _, clip_val: gradients.clip_by_norm(clip_val)  # type: ignore[method-assign]
+            plugin.clip_grad_by_value = lambda _, clip_val: gradients.clip_by_value(clip_val)  # type: ignore[method-assign]
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Let the backward pass accumulate on the residual."""
@@ -193,11 +195,3 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
                 f"total_rank ({self.total_rank}) must be a multiple of the shard size ({size}); change it, or give rank"
             )
         return replace(self.config, rank=self.total_rank // size)
-
-    def _clip_by_norm(self, optimizer: Optimizer, clip_val: int | float) -> None:
-        assert self.gradients is not None
-        self.gradients.clip_by_norm(clip_val)
-
-    def _clip_by_value(self, optimizer: Optimizer, clip_val: int | float) -> None:
-        assert self.gradients is not None
-        self.gradients.clip_by_value(clip_val)

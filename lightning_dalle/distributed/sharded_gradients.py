@@ -21,6 +21,9 @@ class ShardedGradients:
     its peers of other machines by PowerSGD, once an update. Parameters that are not sharded are averaged over all
     processes, whole.
 
+    Between updates a compressed gradient takes one buffer, its residual, in which the next one accumulates. Only while
+    an optimizer steps does the mean gradient stand beside it, when no activations are kept.
+
     Args:
         parameters: Those that are trained, by name; the same on all processes.
         mesh: Of dimensions `replicate` and `shard`.
