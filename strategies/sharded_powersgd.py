@@ -127,8 +127,8 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
         super().setup_precision_plugin()
         if self.gradients is not None:
             gradients, plugin = self.gradients, self.precision_plugin
-            plugin.clip_grad_by_norm = lambda _, clip_val: gradients.clip_by_norm(clip_val)  # type: ignore[method-assign]
-            plugin.clip_grad_by_value = lambda _, clip_val: gradients.clip_by_value(clip_val)  # type: ignore[method-assign]
+            plugin.clip_grad_by_norm = lambda optimizer, clip_val: gradients.clip_by_norm(clip_val)  # type: ignore[method-assign]
+            plugin.clip_grad_by_value = lambda optimizer, clip_val: gradients.clip_by_value(clip_val)  # type: ignore[method-assign]
 
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Let the backward pass accumulate on the residual."""
@@ -149,7 +149,10 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
             self._synchronise()
             return result
 
-        return super().optimizer_step(optimizer, synchronised_closure, model, **kwargs)
+        result = super().optimizer_step(optimizer, synchronised_closure, model, **kwargs)
+        assert self.gradients is not None
+        self.gradients.release()
+        return result
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write a folder: Lightning's own shards, and in a folder of its own what compression left out."""

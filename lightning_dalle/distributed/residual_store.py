@@ -17,6 +17,9 @@ class ResidualStore:
         self._format = format
         self._kept: dict[int, tuple[Tensor, torch.dtype]] = {}
 
+    def __contains__(self, place: object) -> bool:
+        return place in self._kept
+
     def keep(self, place: int, residual: Tensor) -> None:
         """Replace what there was. The residual now belongs to the store."""
         self._kept[place] = (self._format.encode(residual), residual.dtype)

@@ -22,7 +22,7 @@ class ShardedGradients:
     processes, whole.
 
     Between updates a compressed gradient takes one buffer, its residual, in which the next one accumulates. Only while
-    an optimizer steps does the mean gradient stand beside it, when no activations are kept.
+    an optimizer steps, when no activations are kept, does the mean gradient stand beside it, until its `release`.
 
     Args:
         parameters: Those that are trained, by name; the same on all processes.
@@ -109,6 +109,12 @@ class ShardedGradients:
             parameter.grad = None if mean is None else like_parameter(mean, parameter)
         self.reconstruction_errors = reduction.reconstruction_errors or self.reconstruction_errors
         return True
+
+    def release(self) -> None:
+        """Drop mean gradients beside which there is a residual, once an optimizer has stepped with them."""
+        for place, parameter in enumerate(self.sharded.values()):
+            if place in self.compressor.residuals:
+                parameter.grad = None
 
     @torch.no_grad()
     def clip_by_norm(self, max_norm: float) -> None:

@@ -111,8 +111,8 @@ class Whole(Contestant):
 
     def wrap(self) -> None:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-        for block in self.network.blocks:  # type: ignore[union-attr]
-            fully_shard(block, mesh=mesh)  # type: ignore[arg-type]
+        for block in self.network.blocks:
+            fully_shard(block, mesh=mesh)
         fully_shard(self.network, mesh=mesh)
 
 
