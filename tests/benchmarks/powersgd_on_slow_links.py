@@ -32,7 +32,7 @@ RANKS = 4
 WIDTH, DEPTH, BATCH = 256, 6, 32
 RANK = 2
 # Megabits per second and timed steps of each contestant.
-PHASES: list[tuple[int | None, int]] = [(None, 40), (100, 12), (20, 6)]
+PHASES: list[tuple[int | None, int]] = [(None, 30), (100, 10), (20, 5)]
 
 
 class Block(nn.Module):
