@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from lightning_dalle.data.captioned_shapes import CaptionedShapes as CaptionedShapes
     from lightning_dalle.data.open_moji import OpenMoji as OpenMoji
     from lightning_dalle.data.tokenizer import CaptionTokenizer as CaptionTokenizer
+    from lightning_dalle.distributed.powersgd import PowerSGD as PowerSGD
+    from lightning_dalle.distributed.powersgd_config import PowerSGDConfig as PowerSGDConfig
     from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule as ContrastiveModule
     from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule as DiscreteVAEModule
     from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule as TextToImageModule
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
         SparseTransformerConfig as SparseTransformerConfig,
     )
     from lightning_dalle.ops.attention_pattern import AttentionPattern as AttentionPattern
+    from lightning_dalle.strategies import (
+        ShardedPowerSGDStrategy as ShardedPowerSGDStrategy,
+        export_checkpoint as export_checkpoint,
+    )
 
 __version__ = "0.1.0"
 
@@ -42,9 +48,13 @@ _MODULE_OF = {
     "DiscreteVAEModule": "lightning_dalle.lightning_modules.discrete_vae_module",
     "ImageGenerationMetrics": "lightning_dalle.callbacks",
     "OpenMoji": "lightning_dalle.data.open_moji",
+    "PowerSGD": "lightning_dalle.distributed.powersgd",
+    "PowerSGDConfig": "lightning_dalle.distributed.powersgd_config",
+    "ShardedPowerSGDStrategy": "lightning_dalle.strategies",
     "SparseTransformer": "lightning_dalle.models.sparse_transformer",
     "SparseTransformerConfig": "lightning_dalle.models.sparse_transformer",
     "TextToImageModule": "lightning_dalle.lightning_modules.text_to_image_module",
+    "export_checkpoint": "lightning_dalle.strategies",
     "load_openai": "lightning_dalle.models.openai_checkpoint",
 }
 

@@ -1,1 +1,15 @@
-"""Strategies of the suite; imported as ``lightning_dalle.strategies``."""
+"""Strategies of the suite; imported as ``lightning_dalle.strategies``, which makes their short names known."""
+
+from lightning.pytorch.strategies import StrategyRegistry
+
+from lightning_dalle.strategies.consolidated_checkpoint import export_checkpoint
+from lightning_dalle.strategies.sharded_powersgd import ShardedPowerSGDStrategy
+
+__all__ = ["ShardedPowerSGDStrategy", "export_checkpoint"]
+
+StrategyRegistry.register(
+    "sharded_powersgd",
+    ShardedPowerSGDStrategy,
+    description="FSDP2 inside a machine, PowerSGD between machines",
+    override=True,
+)

@@ -10,22 +10,37 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+# What most ranks import; each would take seconds to do it again.
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.distributed.checkpoint.state_dict",
+    "lightning.pytorch",
+]
+
 # A module-level function of picklable arguments: (rank, *arguments) -> something picklable.
 RankFunction = Callable[..., Any]
 
 
-def run_ranks(function: RankFunction, world_size: int, *arguments: Any, timeout: float = 60.0) -> list[Any]:
+def run_ranks(
+    function: RankFunction, world_size: int, *arguments: Any, timeout: float = 60.0, wait_for_all: bool = False
+) -> list[Any]:
     """Runs `function(rank, *arguments)` on every rank and returns the results in the order of ranks.
 
     The group meets through a file, so that tests at the same time never share a port. Preloading torch makes a rank
     start in about a second; `torch._dynamo` is imported by the first optimizer.
 
+    Args:
+        wait_for_all: Let the ranks that are left end by themselves after one has failed.
+
     Raises:
         RuntimeError: With the traceback of the first rank that failed, or the names of the ranks that did not answer in
             time. The other ranks are killed: they may wait for the failed one for ever.
+        ExceptionGroup: Of such errors with `wait_for_all`, one for each rank that failed.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed"])
+    context.set_forkserver_preload(PRELOADED)
     with TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
         processes = [
@@ -36,7 +51,7 @@ def run_ranks(function: RankFunction, world_size: int, *arguments: Any, timeout:
             for process, (_, writer) in zip(processes, pipes, strict=True):
                 process.start()
                 writer.close()
-            return _collect([reader for reader, _ in pipes], timeout)
+            return _collect([reader for reader, _ in pipes], timeout, wait_for_all)
         finally:
             for process in processes:
                 process.kill()
@@ -46,8 +61,9 @@ def run_ranks(function: RankFunction, world_size: int, *arguments: Any, timeout:
                 reader.close()
 
 
-def _collect(readers: list[Connection], timeout: float) -> list[Any]:
+def _collect(readers: list[Connection], timeout: float, wait_for_all: bool) -> list[Any]:
     results: dict[int, Any] = {}
+    failures: list[Exception] = []
     deadline = time.monotonic() + timeout
     while waiting := [reader for rank, reader in enumerate(readers) if rank not in results]:
         ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
@@ -56,7 +72,15 @@ def _collect(readers: list[Connection], timeout: float) -> list[Any]:
             raise RuntimeError(f"ranks {ranks} gave no answer within {timeout} s")
         for reader in ready:
             rank = readers.index(reader)  # type: ignore[arg-type]
-            results[rank] = _receive(rank, readers[rank])
+            try:
+                results[rank] = _receive(rank, readers[rank])
+            except RuntimeError as failure:
+                if not wait_for_all:
+                    raise
+                results[rank] = None
+                failures.append(failure)
+    if failures:
+        raise ExceptionGroup("ranks failed", failures)
     return [results[rank] for rank in range(len(readers))]
 
 

@@ -77,6 +77,10 @@ class TextToImageModule(LightningModule):
         optimizer = build_optimizer(self.network, self.training_config)
         return [optimizer], build_schedulers(optimizer, self.training_config, monitor="val/loss")
 
+    def uncompressed_parameters(self) -> list[str]:
+        """The unembeddings, for strategies that compress gradients."""
+        return ["network.text_head.*", "network.image_head.*"]
+
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
         """The weighted loss of a batch, some of whose captions and image tokens are disturbed."""
         text_tokens, image_tokens = self._text_tokens(batch), self._image_tokens(batch)

@@ -1,0 +1,45 @@
+"""Settings of the PowerSGD compressor."""
+
+from dataclasses import dataclass
+
+from lightning_dalle.distributed.wire_formats import wire_format
+
+
+@dataclass(frozen=True, kw_only=True)
+class PowerSGDConfig:
+    """What is compressed, and how; the defaults are the paper's where it gives them.
+
+    Args:
+        rank: Of each process's matrices.
+        minimum_rate: Share of its elements that a matrix must save to be compressed.
+        minimum_elements: Smaller tensors are not compressed.
+        error_feedback: Keep what compression left out and add it to the next gradient.
+        warm_start: Start from the last factor instead of a fixed random one.
+        wire_format: Of the factors on the wire; everything else travels in 32 bits.
+        residual_format: In which the residual rests between steps.
+        uncompressed_steps: Updates at the start that are sent whole.
+        seed: Of the fixed random factors.
+
+    Raises:
+        ValueError: If a number is out of range or a format unknown.
+    """
+
+    rank: int = 4
+    minimum_rate: float = 0.5
+    minimum_elements: int = 0
+    error_feedback: bool = True
+    warm_start: bool = False
+    wire_format: str = "fp32"
+    residual_format: str = "fp32"
+    uncompressed_steps: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank ({self.rank}) must be at least 1")
+        if self.minimum_rate >= 1:
+            raise ValueError(f"minimum_rate ({self.minimum_rate}) must be below 1, where nothing is compressed")
+        if self.uncompressed_steps < 0:
+            raise ValueError(f"uncompressed_steps ({self.uncompressed_steps}) must be at least 0")
+        wire_format(self.wire_format)
+        wire_format(self.residual_format)

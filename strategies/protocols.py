@@ -1,0 +1,23 @@
+"""What the strategies ask of a LightningModule and of a precision plugin; nothing of it is required."""
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class NamesUncompressed(Protocol):
+    """A module that knows of gradients which compression would hurt, such as those of unembeddings."""
+
+    def uncompressed_parameters(self) -> Sequence[str]:
+        """Names of parameters, or shell-style patterns of names."""
+        ...
+
+
+@runtime_checkable
+class SkipsUpdates(Protocol):
+    """A precision plugin that looks for gradients that are not finite, on all ranks, and skips the update itself."""
+
+    @property
+    def update_is_skipped(self) -> bool:
+        """Whether the last update was."""
+        ...

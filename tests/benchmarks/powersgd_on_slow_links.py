@@ -1,0 +1,257 @@
+"""Step time, bytes and loss of PowerSGD between two machines of two ranks each, joined by a slow link.
+
+    python -m tests.benchmarks.powersgd_on_slow_links
+
+Compares FSDP2 whose gradients cross the link whole (its own hybrid sharding) with this package's compression at the
+same sharding, and, without sharding, this package's compression with torch's `powerSGD_hook` under DDP at equal rank.
+All take turns within the same processes, so that ratios of their times hold on a busy machine. Needs root, for network
+namespaces.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+from lightning_dalle.distributed.block_sharding import shard_blocks
+from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
+from lightning_dalle.distributed.sharded_gradients import ShardedGradients
+from tests.benchmarks.limited_link import ADDRESSES, bytes_that_left, limit, start, two_machines, why_not
+
+RANKS = 4
+WIDTH, DEPTH, BATCH = 256, 6, 32
+RANK = 2
+# Megabits per second and timed steps of each contestant.
+PHASES: list[tuple[int | None, int]] = [(None, 30), (100, 10), (20, 5)]
+
+
+class Block(nn.Module):
+    """A residual block, 4 times as wide inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.expand = nn.Linear(WIDTH, 4 * WIDTH)
+        self.contract = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.contract(self.expand(self.norm(hidden)).relu())
+
+
+class Network(nn.Module):
+    """3.2 million parameters."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for block in self.blocks:
+            hidden = block(hidden)
+        return hidden
+
+
+class Contestant:
+    """One way to average gradients."""
+
+    def __init__(self) -> None:
+        self.network: nn.Module = Network(seed=0)
+        self.losses: list[float] = []
+        self.wrap()
+        self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=1e-3)
+        self.prepare()
+
+    def wrap(self) -> None:
+        """Distribute the network."""
+
+    def prepare(self) -> None:
+        """What comes after the optimizer."""
+
+    def before_backward(self) -> None:
+        """What comes before gradients."""
+
+    def after_backward(self) -> None:
+        """What is left to do for gradients."""
+
+    def step(self, inputs: Tensor, targets: Tensor) -> None:
+        loss = mse_loss(self.network(inputs), targets)
+        self.optimizer.zero_grad()
+        self.before_backward()
+        loss.backward()
+        self.after_backward()
+        self.optimizer.step()
+        mean = loss.detach()
+        distributed.all_reduce(mean)
+        self.losses.append(mean.item() / RANKS)
+
+
+class Nothing(Contestant):
+    """What measuring itself sends."""
+
+    def wrap(self) -> None:
+        self.network = nn.Linear(1, 1)
+
+    def step(self, inputs: Tensor, targets: Tensor) -> None:
+        distributed.all_reduce(torch.zeros(()))
+
+
+class Whole(Contestant):
+    """FSDP2's hybrid sharding."""
+
+    def wrap(self) -> None:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        for block in self.network.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(self.network, mesh=mesh)
+
+
+class Compressed(Contestant):
+    """FSDP2 inside a machine, PowerSGD of this package between them."""
+
+    mesh: DeviceMesh
+    mesh_shape = (2, 2)
+
+    def wrap(self) -> None:
+        self.mesh = init_device_mesh("cpu", self.mesh_shape, mesh_dim_names=("replicate", "shard"))
+        shard_blocks(self.network, self.mesh["shard"])
+
+    def prepare(self) -> None:
+        self.gradients = ShardedGradients(dict(self.network.named_parameters()), self.mesh, PowerSGDConfig(rank=RANK))
+
+    def before_backward(self) -> None:
+        self.gradients.fold_residuals()
+
+    def after_backward(self) -> None:
+        self.gradients.synchronise()
+
+
+class Unsharded(Compressed):
+    """PowerSGD of this package between all ranks, which hold all parameters."""
+
+    mesh_shape = (4, 1)
+
+
+class Hook(Contestant):
+    """DDP with torch's hook, from the first step on."""
+
+    def wrap(self) -> None:
+        self.network = DistributedDataParallel(self.network)
+        # Without a warm start its buckets clear each other's factors, and it fails now and then.
+        state = PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=2)
+        self.network.register_comm_hook(state, powerSGD_hook)
+
+
+def _batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(RANKS * step + rank)
+    inputs = torch.randn(BATCH, WIDTH, generator=generator)
+    with torch.no_grad():
+        return inputs, _teacher()(inputs)
+
+
+def _teacher() -> nn.Module:
+    if not _TEACHERS:
+        _TEACHERS.append(Network(seed=1))
+    return _TEACHERS[0]
+
+
+_TEACHERS: list[nn.Module] = []
+
+
+def _timed_steps(contestants: dict[str, Contestant], machine: int, start_step: int, steps: int) -> dict[str, Any]:
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    sent = dict.fromkeys(contestants, 0)
+    for step in range(start_step, start_step + steps):
+        batch = _batch(step, distributed.get_rank())
+        for name, contestant in contestants.items():
+            distributed.barrier()
+            bytes_before, before = bytes_that_left(machine), time.perf_counter()
+            contestant.step(*batch)
+            distributed.barrier()
+            times[name].append(time.perf_counter() - before)
+            sent[name] += bytes_that_left(machine) - bytes_before
+    return {
+        name: {"seconds": statistics.median(times[name]), "kernel_bytes": sent[name] / steps} for name in contestants
+    }
+
+
+def _work(rank: int) -> None:
+    """One rank, inside its machine."""
+    torch.set_num_threads(1)
+    machine = rank // 2
+    distributed.init_process_group("gloo", init_method=f"tcp://{ADDRESSES[0]}:29577", rank=rank, world_size=RANKS)
+    contestants: dict[str, Contestant] = {
+        "nothing": Nothing(),
+        "whole": Whole(),
+        "compressed": Compressed(),
+        "unsharded": Unsharded(),
+        "hook": Hook(),
+    }
+    _timed_steps(contestants, machine, 0, 5)
+    compressed = contestants["compressed"]
+    assert isinstance(compressed, Compressed)
+    step = 5
+    for megabits, steps in PHASES:
+        if rank % 2 == 0:
+            limit(machine, megabits)
+        traffic = compressed.gradients.compressor.traffic
+        accounted = torch.tensor([float(traffic.sent)])
+        answer = _timed_steps(contestants, machine, step, steps)
+        step += steps
+        accounted = (torch.tensor([float(traffic.sent)]) - accounted) / steps
+        # Both ranks of this machine.
+        distributed.all_reduce(accounted, group=compressed.mesh["shard"].get_group())
+        answer["compressed"]["accounted_bytes"] = accounted.item()
+        idle_bytes = answer.pop("nothing")["kernel_bytes"]
+        for name, figures in answer.items():
+            figures["loss"] = statistics.mean(contestants[name].losses[-5:])
+            figures["kernel_bytes"] -= idle_bytes
+        if rank == 0:
+            print(json.dumps({"megabits": megabits, **answer}), flush=True)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    """Starts the ranks and prints what the first one measured."""
+    reason = why_not()
+    if reason is not None:
+        print(f"skipped: {reason}")
+        return
+    with two_machines():
+        arguments = ["-m", "tests.benchmarks.powersgd_on_slow_links"]
+        ranks = [start(rank // 2, [*arguments, str(rank)], {"OMP_NUM_THREADS": "1"}) for rank in range(RANKS)]
+        try:
+            output, _ = ranks[0].communicate(timeout=900)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+    print("Mbit/s     contestant  ms a step  whole / it  kB a step (kernel)  kB (accounted)      loss")
+    for line in output.splitlines():
+        phase = json.loads(line)
+        for name in ("whole", "compressed", "unsharded", "hook"):
+            found = phase[name]
+            ratio = phase["whole"]["seconds"] / found["seconds"]
+            accounted = f"{found['accounted_bytes'] / 1e3:.1f}" if "accounted_bytes" in found else "-"
+            print(
+                f"{phase['megabits'] or 'unlimited':>9}  {name:>10}  {1e3 * found['seconds']:9.0f}  {ratio:10.2f}  "
+                f"{found['kernel_bytes'] / 1e3:18.1f}  {accounted:>14}  {found['loss']:8.4f}"
+            )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        _work(int(sys.argv[1]))
+    else:
+        main()

@@ -1,0 +1,91 @@
+"""Saving on some machines and shards, resuming on others, and the one file for a single device."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from lightning_dalle.distributed.powersgd_checkpoint import residual_sums
+from lightning_dalle.strategies import ShardedPowerSGDStrategy, export_checkpoint
+from tests.distributed.toy_module import Toy, batches, fit_on_rank, trainer_of, whole_state
+from tests.foreign_module import LIGHTNING_WARNINGS
+from tests.ranks import run_ranks
+
+pytestmark = LIGHTNING_WARNINGS
+LOW_RANK: dict[str, Any] = {"rank": 1, "minimum_rate": 0.0}
+HALF = 4
+
+
+class _SumOfResiduals(Callback):
+    """What all machines together have left out when training is about to take a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.sums: dict[str, Tensor] = {}
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step:
+            gradients = trainer.strategy.gradients  # type: ignore[attr-defined]
+            self.sums = {name: value.full_tensor() for name, value in residual_sums(gradients).items()}  # type: ignore[attr-defined]
+
+
+def _save(rank: int, settings: dict[str, Any], folder: Path) -> Any:
+    keep = ModelCheckpoint(folder, every_n_train_steps=HALF, save_top_k=-1, filename="{step}")
+    residuals = _SumOfResiduals(HALF)
+    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [keep, residuals]}
+    return fit_on_rank(rank, 4, settings, 2 * HALF, **options) | {"residuals": residuals.sums}
+
+
+def _resume(rank: int, world_size: int, settings: dict[str, Any], file: Path) -> Any:
+    os.environ["LOCAL_RANK"] = str(rank)
+    module, residuals = Toy(), _SumOfResiduals(HALF)
+    trainer = trainer_of(world_size, ShardedPowerSGDStrategy(**settings), callbacks=[residuals])
+    loader = batches(HALF, rank, world_size, torch.float64, start=HALF)
+    trainer.fit(module, loader, loader, ckpt_path=str(file))
+    return {"losses": module.losses, "state": whole_state(module), "residuals": residuals.sums}
+
+
+def _mean_losses(ranks: list[Any]) -> list[float]:
+    return [sum(losses) / len(ranks) for losses in zip(*(answer["losses"] for answer in ranks), strict=True)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """Of two machines with two shards each, halfway and at the end."""
+    folder = tmp_path_factory.mktemp("saved")
+    return folder, run_ranks(_save, 4, {**LOW_RANK, "shard_size": 2}, folder, timeout=240)
+
+
+@pytest.mark.parametrize(("world_size", "shard_size"), [(4, 2), (2, 2), (2, 1), (4, 1)])
+def test_training_goes_on_elsewhere(saved: tuple[Path, list[Any]], world_size: int, shard_size: int) -> None:
+    folder, first = saved
+    settings = {**LOW_RANK, "shard_size": shard_size}
+    resumed = run_ranks(_resume, world_size, world_size, settings, folder / f"step={HALF}.ckpt", timeout=240)
+    assert _mean_losses(resumed)[0] == pytest.approx(_mean_losses(first)[HALF], rel=1e-9)
+    # What was left out arrives whole, however many machines it is spread over.
+    original = first[0]["residuals"]
+    assert max(float(value.abs().max()) for value in original.values()) > 1e-3
+    for name, value in original.items():
+        # One machine compresses nothing, and so has no residual of what nothing uses.
+        arrived = resumed[0]["residuals"].get(name, torch.zeros_like(value))
+        torch.testing.assert_close(arrived, value, rtol=1e-12, atol=1e-12)
+    if (world_size, shard_size) == (4, 2):
+        # The mean gradient depends on the sum of the residuals alone, and so the same machines go on as if nothing was.
+        torch.testing.assert_close(resumed[0]["state"], first[0]["state"], rtol=1e-9, atol=1e-10)
+
+
+def test_one_file_is_read_on_one_device(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    folder, first = saved
+    export_checkpoint(folder / f"step={2 * HALF}.ckpt", tmp_path / "whole.ckpt")
+    module = Toy.load_from_checkpoint(tmp_path / "whole.ckpt", weights_only=True, seed=5)
+    torch.testing.assert_close(whole_state(module), first[0]["state"], rtol=0, atol=0)
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"must be a checkpoint of shards, with a file meta.pt"):
+        export_checkpoint(tmp_path, tmp_path / "whole.ckpt")

@@ -1,0 +1,271 @@
+"""What surrounds training under the strategy: every Trainer method, skipped updates, figures, refusals, lost ranks."""
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from lightning_dalle.strategies import ShardedPowerSGDStrategy
+from tests.distributed.toy_module import Toy, batches, trainer_of, whole_state
+from tests.foreign_module import LIGHTNING_WARNINGS
+from tests.ranks import run_ranks
+
+pytestmark = LIGHTNING_WARNINGS
+
+
+def _every_method(rank: int, world_size: int) -> Any:
+    os.environ["LOCAL_RANK"] = str(rank)
+    module = Toy()
+    trainer = trainer_of(world_size, "sharded_powersgd", limit_val_batches=2, num_sanity_val_steps=1, max_epochs=2)
+    loader = batches(4, rank, world_size, torch.float64)
+    trainer.fit(module, loader, loader)
+    fitted = float(trainer.callback_metrics["val_loss"])
+    validated = trainer.validate(module, loader, verbose=False)[0]["val_loss"]
+    tested = trainer.test(module, loader, verbose=False)[0]["val_loss"]
+    predicted: Any = trainer.predict(module, loader)
+    # Another Trainer takes the module over as it is.
+    again = trainer_of(world_size, "sharded_powersgd", limit_val_batches=2).validate(module, loader, verbose=False)
+    return fitted, validated, tested, torch.stack(predicted), again[0]["val_loss"], whole_state(module)
+
+
+def test_fit_validate_test_and_predict() -> None:
+    by_rank = run_ranks(_every_method, 2, 2, timeout=120)
+    whole = Toy()
+    whole.load_state_dict(by_rank[0][-1])
+    with torch.inference_mode():
+        expected = torch.stack([whole(inputs) for inputs, _ in batches(4, 0, 1, torch.float64)])
+    torch.testing.assert_close(torch.cat([answer[3] for answer in by_rank], dim=1), expected)
+    for fitted, validated, tested, _, again, _ in by_rank:
+        assert fitted == validated == again
+        assert tested != validated
+
+
+class _Spoiled(Toy):
+    """Its third gradient is not finite on one rank."""
+
+    def __init__(self, spoil: bool) -> None:
+        super().__init__()
+        self.spoil = spoil
+        self.seen: list[dict[str, Tensor]] = []
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss * torch.inf if self.spoil and batch_idx == 2 else loss
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.seen.append(whole_state(self) | self._moments())
+
+    def _moments(self) -> dict[str, Tensor]:
+        optimizer = self.trainer.optimizers[0]
+        return {
+            f"{number}.{name}": value.full_tensor().clone()
+            for number, state in enumerate(optimizer.state.values())
+            for name, value in state.items()
+            if name != "step"
+        }
+
+
+def _spoiled_run(rank: int, world_size: int, shard_size: int) -> Any:
+    os.environ["LOCAL_RANK"] = str(rank)
+    module = _Spoiled(spoil=rank == 1)
+    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=2, minimum_rate=0.0)
+    trainer = trainer_of(world_size, strategy, gradient_clip_val=1.0)
+    loader = batches(5, rank, world_size, torch.float64)
+    trainer.fit(module, loader, loader)
+    assert strategy.gradients is not None
+    return module.seen, strategy.gradients.skipped_steps
+
+
+@pytest.mark.parametrize(("world_size", "shard_size"), [(2, 1), (2, 2), (4, 2)])
+def test_gradient_that_is_not_finite_on_one_rank_skips_the_update_on_all(world_size: int, shard_size: int) -> None:
+    for seen, skipped in run_ranks(_spoiled_run, world_size, world_size, shard_size, timeout=120):
+        assert skipped == 1
+        torch.testing.assert_close(seen[2], seen[1], rtol=0, atol=0)
+        assert not torch.equal(seen[3]["last.weight"], seen[2]["last.weight"])
+        assert all(value.isfinite().all() for value in seen[4].values())
+
+
+class _Own(Toy):
+    """Shards itself, but for its first layer, and names what is not to be compressed."""
+
+    def configure_model(self) -> None:
+        if not hasattr(self, "sharded"):
+            for block in self.blocks:
+                fully_shard(block, mesh=self.device_mesh["shard"])
+            self.sharded = True
+
+    def uncompressed_parameters(self) -> list[str]:
+        return ["blocks.0.*"]
+
+
+def _own_plan(rank: int, world_size: int) -> Any:
+    os.environ["LOCAL_RANK"] = str(rank)
+    module = _Own()
+    strategy = ShardedPowerSGDStrategy(shard_size=2, rank=99, minimum_rate=-9.0, exclude=["blocks.1.expand.weight"])
+    trainer = trainer_of(world_size, strategy, gradient_clip_val=0.1, log_every_n_steps=1)
+    loader = batches(6, rank, world_size, torch.float64)
+    trainer.fit(module, loader, loader)
+    assert strategy.gradients is not None
+    plan = {matrix.name for matrix in strategy.gradients.compressor.plan.matrices}
+    return whole_state(module), plan, {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def test_module_that_shards_itself_and_names_exceptions() -> None:
+    by_rank = run_ranks(_own_plan, 4, 4, timeout=120)
+    alone = Toy()
+    loader = batches(6, 0, 1, torch.float64)
+    trainer_of(1, "auto", gradient_clip_val=0.1).fit(alone, loader, loader)
+    for state, plan, metrics in by_rank:
+        torch.testing.assert_close(state, whole_state(alone), rtol=1e-9, atol=1e-10)
+        assert plan == {"blocks.1.contract.weight", "blocks.2.expand.weight", "blocks.2.contract.weight"}
+        assert metrics["powersgd/skipped_steps"] == 0
+        assert metrics["powersgd/reconstruction_error/blocks.*.expand.weight"] < 1e-6
+        # Machines keep what they differ by; it adds up to nothing.
+        assert metrics["powersgd/residual_norm"] > 0
+        # At full rank the factors are larger than the matrices.
+        assert metrics["powersgd/bytes_saved"] < 0 < metrics["powersgd/bytes_sent"]
+
+
+class _Measured(Toy):
+    """Counts the bytes of residuals and of compressed gradients after each backward and between batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[tuple[int, int]] = []
+
+    def on_after_backward(self) -> None:
+        self._count()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._count()
+
+    def _count(self) -> None:
+        gradients = self.trainer.strategy.gradients  # type: ignore[attr-defined]
+        compressed = [gradients.sharded[matrix.name].grad for matrix in gradients.compressor.plan.matrices]
+        in_gradients = sum(8 * gradient.to_local().numel() for gradient in compressed if gradient is not None)
+        self.counts.append((gradients.compressor.residuals.num_bytes, in_gradients))
+
+
+def _measured_run(rank: int) -> Any:
+    os.environ["LOCAL_RANK"] = str(rank)
+    module = _Measured()
+    trainer = trainer_of(2, ShardedPowerSGDStrategy(shard_size=1, rank=1, minimum_rate=0.0), accumulate_grad_batches=2)
+    loader = batches(6, rank, 2, torch.float64)
+    trainer.fit(module, loader, loader)
+    return module.counts
+
+
+def test_residual_and_gradient_share_one_buffer() -> None:
+    for counts in run_ranks(_measured_run, 2, timeout=120):
+        size = counts[0][1]
+        assert size > 0
+        # The second batch of each update ends with its residual alone.
+        assert counts == [(0, size), (0, size), (0, size), (size, 0)] * 3
+
+
+class _Plain(LightningModule):
+    """Has no matrix at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return (batch[0] * self.scale).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def _no_matrices(rank: int, world_size: int) -> Any:
+    os.environ["LOCAL_RANK"] = str(rank)
+    module = _Plain()
+    trainer_of(world_size, ShardedPowerSGDStrategy(shard_size=1)).fit(
+        module, batches(3, rank, world_size, torch.float32)
+    )
+    return whole_state(module)["scale"]
+
+
+def test_module_without_matrices() -> None:
+    alone = _Plain()
+    trainer_of(1, "auto").fit(alone, batches(3, 0, 1, torch.float32))
+    for scale in run_ranks(_no_matrices, 2, 2, timeout=120):
+        torch.testing.assert_close(scale, alone.scale.detach())
+
+
+class _ByHand(Toy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class _OverTheWholeMesh(Toy):
+    def configure_model(self) -> None:
+        fully_shard(self, mesh=self.device_mesh)
+
+
+REFUSALS: list[tuple[dict[str, Any], type[Toy], str]] = [
+    ({"shard_size": 3}, Toy, r"shard_size \(3\) must divide the number of processes \(2\)"),
+    ({"total_rank": 3}, Toy, r"total_rank \(3\) must be a multiple of the shard size \(2\)"),
+    ({}, _ByHand, "_ByHand has automatic_optimization=False"),
+    ({}, _OverTheWholeMesh, r"must be the dimension 'shard' of device_mesh"),
+    ({"exclude": ["nothing"]}, Toy, "pattern 'nothing' matches no parameter"),
+]
+
+
+def _refusals(rank: int) -> int:
+    os.environ["LOCAL_RANK"] = str(rank)
+    loader = batches(1, rank, 2, torch.float64)
+    for settings, module, message in REFUSALS:
+        with pytest.raises(ValueError, match=message):
+            trainer_of(2, ShardedPowerSGDStrategy(**settings)).fit(module(), loader, loader)
+    return len(REFUSALS)
+
+
+def test_what_cannot_work_is_refused_on_every_rank() -> None:
+    assert run_ranks(_refusals, 2, timeout=120) == [len(REFUSALS)] * 2
+
+
+class _Killed(Toy):
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        if self.global_step == 3 and self.global_rank == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(batch, batch_idx)
+
+
+def _killed_run(rank: int, folder: Path) -> None:
+    os.environ["LOCAL_RANK"] = str(rank)
+    strategy = ShardedPowerSGDStrategy(shard_size=2, rank=2, minimum_rate=0.0, timeout=timedelta(seconds=30))
+    keep = ModelCheckpoint(folder / "kept", every_n_train_steps=2, filename="{step}")
+    trainer = trainer_of(4, strategy, enable_checkpointing=True, callbacks=[keep])
+    loader = batches(6, rank, 4, torch.float64)
+    try:
+        trainer.fit(_Killed(), loader, loader)
+    except BaseException as error:
+        (folder / f"rank{rank}").write_text("".join(error.__notes__))
+        raise
+
+
+def _resumed_run(rank: int, folder: Path) -> int:
+    os.environ["LOCAL_RANK"] = str(rank)
+    trainer = trainer_of(4, ShardedPowerSGDStrategy(shard_size=2, rank=2, minimum_rate=0.0))
+    loader = batches(6, rank, 4, torch.float64)
+    trainer.fit(Toy(), loader, loader, ckpt_path=str(folder / "kept" / "step=2.ckpt"))
+    return trainer.global_step
+
+
+def test_killed_rank_is_named_and_the_last_checkpoint_resumes(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        run_ranks(_killed_run, 4, tmp_path, timeout=60, wait_for_all=True)
+    assert len(caught.value.exceptions) == 4
+    for rank in range(3):
+        assert "left by rank(s) 3, which ended without a word" in (tmp_path / f"rank{rank}").read_text()
+    assert set(run_ranks(_resumed_run, 4, tmp_path, timeout=120)) == {6}

@@ -1,0 +1,139 @@
+"""Somebody else's LightningModule, which never heard of sharding, and runs of it on ranks."""
+
+import os
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import mse_loss
+from torch.utils.data import DataLoader
+
+from lightning_dalle.strategies import ShardedPowerSGDStrategy
+from tests.foreign_module import QUIET
+
+WIDTH = 10
+ROWS = 16
+
+
+class Block(nn.Module):
+    """A residual block whose sizes no number of ranks divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.expand = nn.Linear(WIDTH, 3 * WIDTH + 1)
+        self.contract = nn.Linear(3 * WIDTH + 1, WIDTH)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.contract(self.expand(self.norm(hidden)).relu())
+
+
+class Toy(LightningModule):
+    """Regression with tied weights, a frozen part, a part that is never used, and parameters of its own."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> None:
+        super().__init__()
+        self.save_hyperparameters({"seed": seed})
+        torch.manual_seed(seed)
+        self.first = nn.Linear(6, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.tied = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.again = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.again.weight = self.tied.weight
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.unused = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, 4)
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+        self.to(dtype)
+        self.losses: list[float] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.last(self.again(self.frozen(self.tied(hidden))) * self.gain)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = mse_loss(self(batch[0]), batch[1])
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("val_loss", mse_loss(self(batch[0]), batch[1]), sync_dist=True)
+
+    test_step = validation_step
+
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return self(batch[0])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=3e-3)
+
+
+def batches(num_batches: int, rank: int, world_size: int, dtype: torch.dtype, start: int = 0) -> DataLoader[Any]:
+    """The part of each batch that belongs to a rank; one rank of one gets all rows."""
+    data: Any = []
+    share = ROWS // world_size
+    for number in range(start, start + num_batches):
+        generator = torch.Generator().manual_seed(number)
+        inputs = torch.randn(ROWS, 6, generator=generator, dtype=torch.float64)
+        targets = torch.stack([inputs.sum(1), inputs.prod(1), inputs[:, 0].sin(), inputs[:, 1].abs()], dim=1)
+        mine = slice(rank * share, (rank + 1) * share)
+        data.append((inputs[mine].to(dtype), targets[mine].to(dtype)))
+    return DataLoader(data, batch_size=None)
+
+
+def trainer_of(world_size: int, strategy: ShardedPowerSGDStrategy | str, **options: Any) -> Trainer:
+    settings: dict[str, Any] = {
+        **QUIET,
+        "devices": world_size,
+        "strategy": strategy,
+        "use_distributed_sampler": False,
+        "limit_val_batches": 0,
+        "max_epochs": 1,
+        **options,
+    }
+    return Trainer(**settings)
+
+
+def whole_state(module: nn.Module) -> dict[str, Tensor]:
+    """All parameters, gathered from the ranks."""
+    return {
+        name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
+        for name, value in module.state_dict().items()
+    }
+
+
+def fit_on_rank(
+    rank: int,
+    world_size: int,
+    settings: dict[str, Any],
+    num_batches: int = 6,
+    dtype: torch.dtype = torch.float64,
+    **options: Any,
+) -> dict[str, Any]:
+    """Trains a toy on this rank's share and tells what came of it."""
+    os.environ["LOCAL_RANK"] = str(rank)
+    module = Toy(dtype)
+    strategy = ShardedPowerSGDStrategy(**settings)
+    trainer = trainer_of(world_size, strategy, **options)
+    loader = batches(num_batches, rank, world_size, dtype)
+    trainer.fit(module, loader, loader)
+    assert strategy.gradients is not None
+    return {
+        "state": whole_state(module),
+        "losses": module.losses,
+        "plan": [matrix.name for matrix in strategy.gradients.compressor.plan.matrices],
+        "sent": strategy.gradients.compressor.traffic.sent,
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+    }
+
+
+def fit_alone(num_batches: int = 6, dtype: torch.dtype = torch.float64, **options: Any) -> dict[str, Any]:
+    """The same training in one process, by Lightning alone."""
+    module = Toy(dtype)
+    loader = batches(num_batches, 0, 1, dtype)
+    trainer_of(1, "auto", **options).fit(module, loader, loader)
+    return {"state": whole_state(module), "losses": module.losses}

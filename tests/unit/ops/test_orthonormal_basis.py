@@ -1,0 +1,56 @@
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from lightning_dalle.ops.float_formats import FLOAT_1_6_9, decode, encode
+from lightning_dalle.ops.orthonormal_basis import orthonormal_basis
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> torch.Tensor:
+    """Any rank and any scale, dependent columns and columns of zeros included."""
+    rows = draw(st.integers(1, 40))
+    rank = draw(st.integers(1, rows))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**20)))
+    inner = draw(st.integers(0, rank))
+    matrix = torch.randn(rows, inner, generator=generator) @ torch.randn(inner, rank, generator=generator)
+    return matrix * 10.0 ** draw(st.integers(-20, 15))
+
+
+@settings(max_examples=150, deadline=None)
+@given(matrices())
+def test_columns_are_orthonormal_whatever_the_scale_and_the_rank(matrix: torch.Tensor) -> None:
+    basis = orthonormal_basis(matrix)
+    assert basis.dtype == torch.float32
+    torch.testing.assert_close(basis.T @ basis, torch.eye(matrix.shape[1]), rtol=0, atol=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(matrices())
+def test_span_holds_the_columns(matrix: torch.Tensor) -> None:
+    matrix = matrix.double()
+    basis = orthonormal_basis(matrix)
+    # The identity that is added moves each column by 1e-6 of the largest entry, and dependent ones arbitrarily far.
+    left_out = matrix - basis @ (basis.T @ matrix)
+    if torch.linalg.matrix_rank(matrix) == matrix.shape[1]:
+        assert left_out.norm() <= 1e-6 * matrix.abs().max() * matrix.shape[1] ** 0.5 * (1 + 1e-6)
+
+
+def test_columns_that_went_through_sixteen_bits_are_orthonormal() -> None:
+    matrix = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    for rounded in (matrix.to(torch.bfloat16), decode(encode(matrix, FLOAT_1_6_9), FLOAT_1_6_9)):
+        basis = orthonormal_basis(rounded)
+        torch.testing.assert_close(basis.T @ basis, torch.eye(8), rtol=0, atol=1e-6)
+
+
+def test_basis_that_itself_rests_in_sixteen_bits_stays_nearly_orthonormal() -> None:
+    basis = orthonormal_basis(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)))
+    rounded = decode(encode(basis, FLOAT_1_6_9), FLOAT_1_6_9)
+    torch.testing.assert_close(rounded.T @ rounded, torch.eye(8), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (5, 2), (3, 0)])
+def test_zeros_give_columns_of_the_identity_and_the_input_stays(shape: tuple[int, int]) -> None:
+    matrix = torch.zeros(shape)
+    assert torch.equal(orthonormal_basis(matrix).abs(), torch.eye(*shape))
+    assert torch.equal(matrix, torch.zeros(shape))
