@@ -1,0 +1,1 @@
+"""Algorithms on process groups; no Lightning, no models."""
