@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lightning_dalle.callbacks import (
         CLIPReranking as CLIPReranking,
         ImageGenerationMetrics as ImageGenerationMetrics,
+        LossScaleMonitor as LossScaleMonitor,
     )
     from lightning_dalle.data.captioned_images import CaptionedImages as CaptionedImages
     from lightning_dalle.data.captioned_shapes import CaptionedShapes as CaptionedShapes
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
         SparseTransformerConfig as SparseTransformerConfig,
     )
     from lightning_dalle.ops.attention_pattern import AttentionPattern as AttentionPattern
+    from lightning_dalle.optim import AdamW16 as AdamW16
+    from lightning_dalle.plugins import PerBlockGradientScaling as PerBlockGradientScaling
 
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "AdamW16": "lightning_dalle.optim",
     "AttentionPattern": "lightning_dalle.ops.attention_pattern",
     "CLIPReranking": "lightning_dalle.callbacks",
     "CaptionTokenizer": "lightning_dalle.data.tokenizer",
@@ -41,7 +45,9 @@ _MODULE_OF = {
     "DiscreteVAEConfig": "lightning_dalle.models.discrete_vae",
     "DiscreteVAEModule": "lightning_dalle.lightning_modules.discrete_vae_module",
     "ImageGenerationMetrics": "lightning_dalle.callbacks",
+    "LossScaleMonitor": "lightning_dalle.callbacks",
     "OpenMoji": "lightning_dalle.data.open_moji",
+    "PerBlockGradientScaling": "lightning_dalle.plugins",
     "SparseTransformer": "lightning_dalle.models.sparse_transformer",
     "SparseTransformerConfig": "lightning_dalle.models.sparse_transformer",
     "TextToImageModule": "lightning_dalle.lightning_modules.text_to_image_module",

@@ -115,6 +115,10 @@ class PerBlockGradientScaling(Precision):
         """Scale of each block."""
         return dict(self.scales.scales)
 
+    def scale_changes(self) -> tuple[dict[str, int], dict[str, int]]:
+        """How often the scale of each block grew and was divided."""
+        return dict(self.scales.num_growths), dict(self.scales.num_divisions)
+
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Optimizable, model: LightningModule, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
