@@ -1,29 +1,21 @@
 """What mixed precision does to a run: scales, skipped updates, lost gradients, and where it first went wrong."""
 
-import inspect
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from jaxtyping import UInt8
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_dalle.callbacks.gradient_statistics import (
-    gradient_figures,
-    largest_activations,
-    parameters_by_block,
-    samples,
-    update_ratios,
-)
 from lightning_dalle.callbacks.loss_scale_sources import LossScaleSource, loss_scale_source
-from lightning_dalle.callbacks.non_finite_search import NonFinite, find_first_non_finite
+from lightning_dalle.callbacks.non_finite_search import NonFinite
 from lightning_dalle.callbacks.scale_picture import scale_picture
+from lightning_dalle.callbacks.step_replay import StepReplay
+from lightning_dalle.callbacks.update_figures import UpdateFigures
 from lightning_dalle.evaluation.image_logging import log_image
 
 _log = logging.getLogger(__name__)
@@ -34,9 +26,9 @@ class LossScaleMonitor(Callback):
 
     At every n-th update it logs, under `precision/FIGURE/BLOCK`, the `scale` of each block with the `growths` and
     `divisions` so far, `gradient_norm`, `largest_gradient` and share of `zero_gradients` (unscaled; before clipping),
-    `update_ratio` |change| / |value| of the parameters, and `largest_activation` of the block's output. Parameters in no
-    block are the block `outside`; under one global scale the whole module is one block. `precision/skipped_updates` and
-    `precision/skipped_share` are of the whole run. A heat map of all scales is logged when training ends.
+    `update_ratio` |change| / |value| of the parameters, and `largest_activation` of the block's output. Parameters in
+    no block are the block `outside`; under one global scale the whole module is one block. `precision/skipped_updates`
+    and `precision/skipped_share` are of the whole run. A heat map of all scales is logged when training ends.
 
     The first skipped update is looked into: the training step runs once more on the same batch, with the same random
     numbers and weights, and the first module whose output, or else whose gradient, is not finite is written to the log,
@@ -80,8 +72,8 @@ class LossScaleMonitor(Callback):
         self._has_searched = False
         self._skips_in_a_row = 0
         self._history: list[tuple[int, dict[str, float]]] = []
-        self._batches: list[tuple[Any, int, list[Tensor]]] = []
-        self._turn: _Turn | None = None
+        self._steps: list[StepReplay] = []
+        self._turn: UpdateFigures | None = None
         self._updates_at_start = 0
 
     _source: LossScaleSource
@@ -94,14 +86,14 @@ class LossScaleMonitor(Callback):
         """
         self._source = loss_scale_source(trainer, pl_module)
         self._turn = None
-        self._batches = []
+        self._steps = []
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Begin a turn; keep what a second run of this step would need."""
         if self._turn is None and self.num_updates % self.every_n_updates == 0:
-            self._turn = _Turn(pl_module, self._source)
+            self._turn = UpdateFigures(pl_module, self._source)
         if not self._has_searched:
-            self._batches.append((batch, batch_idx, _random_states(pl_module.device)))
+            self._steps.append(StepReplay(pl_module, batch, batch_idx))
         self._updates_at_start = self.num_updates
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
@@ -121,10 +113,10 @@ class LossScaleMonitor(Callback):
         """End a turn after the update; give up where too many were skipped."""
         if self.num_updates == self._updates_at_start:
             return
-        self._batches = []
+        self._steps = []
         self._source.after_batch()
         if self._turn is not None:
-            self._report(trainer, self._turn.end())
+            self._report(trainer, self._turn.after_step())
             self._turn = None
         if self.max_skips_in_a_row is not None and self._skips_in_a_row >= self.max_skips_in_a_row:
             self._give_up(trainer)
@@ -179,25 +171,19 @@ class LossScaleMonitor(Callback):
         if not pl_module.automatic_optimization:
             _log.warning("update %d is skipped; manual optimization is not run again", self.num_updates)
             return
-        for batch, batch_idx, states in self._batches:
-            with _silent(pl_module), isolate_rng(), trainer.precision_plugin.train_step_context():
-                _set_random_states(states, pl_module.device)
-                self.first_non_finite = find_first_non_finite(
-                    pl_module, batch, lambda: _loss(pl_module, batch, batch_idx), self._source.loss_factor()  # noqa: B023
-                )
+        for step in self._steps:
+            self.first_non_finite = step.find_first_non_finite(trainer, pl_module, self._source.loss_factor())
             if self.first_non_finite is not None:
-                self._tell(trainer, batch, batch_idx)
+                self._tell(trainer, step)
                 return
 
-    def _tell(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        _log.warning(
-            "update %d is skipped: batch %d on rank %d first turned non-finite in %s",
-            self.num_updates, batch_idx, trainer.global_rank, self.first_non_finite,
-        )  # fmt: skip
+    def _tell(self, trainer: Trainer, step: StepReplay) -> None:
+        text = "update %d is skipped: batch %d on rank %d first turned non-finite in %s"
+        _log.warning(text, self.num_updates, step.batch_idx, trainer.global_rank, self.first_non_finite)
         if self.dump_folder is not None:
             Path(self.dump_folder).mkdir(parents=True, exist_ok=True)
             name = f"non_finite-update_{self.num_updates}-rank_{trainer.global_rank}.pt"
-            torch.save({"batch": batch, "batch_idx": batch_idx}, Path(self.dump_folder) / name)
+            torch.save({"batch": step.batch, "batch_idx": step.batch_idx}, Path(self.dump_folder) / name)
 
     def _give_up(self, trainer: Trainer) -> None:
         self._skips_in_a_row = 0
@@ -206,58 +192,3 @@ class LossScaleMonitor(Callback):
             trainer.should_stop = True
         else:
             self._source.use_bfloat16()
-
-
-class _Turn:
-    """One look at an update, from before its first forward pass until after it."""
-
-    def __init__(self, pl_module: LightningModule, source: LossScaleSource) -> None:
-        blocks = source.blocks()
-        self._groups = parameters_by_block(pl_module, blocks)
-        self._stack = ExitStack()
-        self._activations = self._stack.enter_context(largest_activations(blocks))
-        self._gradients: dict[str, dict[str, float]] = {}
-        self._before: dict[str, Tensor] = {}
-
-    def before_step(self) -> None:
-        self._stack.close()
-        self._gradients = gradient_figures(self._groups)
-        self._before = samples(self._groups)
-
-    def end(self) -> dict[str, dict[str, float]]:
-        by_figure: dict[str, dict[str, float]] = {}
-        for block, figures in self._gradients.items():
-            for figure, value in figures.items():
-                by_figure.setdefault(figure, {})[block] = value
-        by_figure["update_ratio"] = update_ratios(self._before, samples(self._groups))
-        by_figure["largest_activation"] = {name: value.item() for name, value in self._activations.items()}
-        return by_figure
-
-
-def _loss(pl_module: LightningModule, batch: Any, batch_idx: int) -> Tensor:
-    takes_index = "batch_idx" in inspect.signature(pl_module.training_step).parameters
-    output = pl_module.training_step(batch, batch_idx) if takes_index else pl_module.training_step(batch)
-    loss = output["loss"] if isinstance(output, Mapping) else output
-    assert isinstance(loss, Tensor)
-    return loss
-
-
-def _random_states(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
-
-
-def _set_random_states(states: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
-
-
-@contextmanager
-def _silent(pl_module: LightningModule) -> Iterator[None]:
-    """What a second run of a training step logs would be counted twice, or refused in this hook."""
-    pl_module.log = pl_module.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del pl_module.log, pl_module.log_dict

@@ -1,13 +1,13 @@
 """The heat map of loss scales."""
 
-import io
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from jaxtyping import UInt8
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
-from torchvision.io import decode_image
 
 
 def scale_picture(history: Sequence[tuple[int, Mapping[str, float]]]) -> UInt8[Tensor, "3 height width"]:
@@ -25,6 +25,6 @@ def scale_picture(history: Sequence[tuple[int, Mapping[str, float]]]) -> UInt8[T
     axes.set_yticks([number + 0.5 for number in range(0, len(names), every)], names[::every], fontsize=7)
     axes.set_xlabel("update")
     figure.colorbar(picture, label="log2 of the scale")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    return decode_image(torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8), mode="RGB")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return torch.from_numpy(np.array(canvas.buffer_rgba())[..., :3]).permute(2, 0, 1)

@@ -1,7 +1,7 @@
 """Scaling of gradients at the borders of a residual block (Ramesh et al. 2021, appendix D).
 
-Three identities whose backward passes are none. The scale is a function, read in the backward pass, so that all three of
-a block agree whenever their graph was built.
+Three identities whose backward passes are none. The scale is a function, read in the backward pass, so that all three
+of a block agree whenever their graph was built.
 """
 
 from collections.abc import Callable

@@ -21,8 +21,8 @@ class AdamW16(Optimizer):
 
     A step decodes the moments of a chunk, updates in 32 bits and rounds them back, so that a parameter costs 4 bytes of
     state instead of 8. The running variance is clipped by value before use, as in the paper. Parameter groups, learning
-    rate schedules and state names are those of `torch.optim.AdamW`, and state dictionaries load in both directions: here
-    16-bit moments are int16 tensors of the parameter's shape, 32-bit ones are as in torch.
+    rate schedules and state names are those of `torch.optim.AdamW`, whose state dictionaries can be loaded: here 16-bit
+    moments are int16 tensors of the parameter's shape, 32-bit ones are as in torch.
 
     Rounding moves the variance by up to 2**-11 / (1 - beta2) of it: 1 % at the paper's .96, half of it at .999.
 
@@ -32,8 +32,8 @@ class AdamW16(Optimizer):
         min_16bit_size: Parameters with fewer elements keep 32-bit moments; can differ by group.
         max_variance: Bound of the running variance; None sets none. Can differ by group. With moments in 16 bits they
             are also kept from becoming infinite, by the largest finite value of their format.
-        keep_32bit: Regular expression, searched in the names of parameters, of those that keep 32-bit moments. The paper
-            keeps gains, biases, embeddings and unembeddings; most of them fall under the size already.
+        keep_32bit: Regular expression, searched in the names of parameters, of those that keep 32-bit moments. In the
+            paper these are gains, biases, embeddings and unembeddings.
 
     Raises:
         ValueError: If a value is out of range, names are missing for `keep_32bit`, or a beta is so near 1 that a moment

@@ -82,8 +82,8 @@ class BlockHooks:
                     continue
                 if parameter.dtype in (torch.float16, torch.bfloat16):
                     raise TypeError(
-                        f"the parameter {name} of {type(owner).__name__} is {parameter.dtype}, where its gradient would "
-                        "be lost once it is unscaled; keep parameters in float32, blocks cast them by themselves"
+                        f"the parameter {name} of {type(owner).__name__} is {parameter.dtype}, where its gradient "
+                        "would be lost once it is unscaled; keep parameters in float32, blocks cast them by themselves"
                     )
                 if parameter not in views:
                     views[parameter] = unscale_parameter(parameter, self.scale)

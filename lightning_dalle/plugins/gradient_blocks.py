@@ -54,9 +54,7 @@ def _declared_blocks(module: nn.Module) -> Blocks:
             "regular expression: PerBlockGradientScaling(blocks=...)"
         )
     declared = module.gradient_blocks()
-    return {
-        name: (parts,) if isinstance(parts, nn.Module) else tuple(parts) for name, parts in declared.items()
-    }
+    return {name: (parts,) if isinstance(parts, nn.Module) else tuple(parts) for name, parts in declared.items()}
 
 
 def _check_disjoint(blocks: Blocks) -> None:
@@ -65,6 +63,6 @@ def _check_disjoint(blocks: Blocks) -> None:
         for inner in (inner for part in parts for inner in part.modules()):
             if owner.setdefault(inner, name) != name:
                 raise ValueError(
-                    f"the blocks {owner[inner]} and {name} share a {type(inner).__name__}, which would be scaled twice; "
-                    "choose blocks that are not inside each other"
+                    f"the blocks {owner[inner]} and {name} share a {type(inner).__name__}, which would be scaled "
+                    "twice; choose blocks that are not inside each other"
                 )

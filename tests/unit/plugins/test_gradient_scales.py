@@ -1,5 +1,6 @@
 """The movement of the scales against a table computed by hand."""
 
+import itertools
 import math
 from typing import Any
 
@@ -21,8 +22,8 @@ def test_defaults_are_the_paper_s() -> None:
     assert scales.scales["a"] == pytest.approx(2 * 4 * 2**13, rel=1e-12)
 
 
-# (update, finite, scale of "a" after it), in units of 2**13: growth to 2**(1/1000), division by the square root of 2, none
-# again within 125 updates, and growth in between.
+# (update, finite, scale of "a" after it), in units of 2**13: growth by 2**(1/1000), division by the square root of 2,
+# none again within 125 updates, and growth in between.
 TABLE = [
     (1, True, GROWTH),
     (2, True, GROWTH**2),
@@ -78,7 +79,7 @@ def test_divisions_keep_their_distance_and_scales_their_bounds(finite: list[bool
         if scales.num_divisions["a"] > before:
             divided_at.append(update)
         assert 2**7 <= scales.scales["a"] <= 2**24
-    assert all(later - earlier >= window for earlier, later in zip(divided_at, divided_at[1:], strict=False))
+    assert all(later - earlier >= window for earlier, later in itertools.pairwise(divided_at))
 
 
 def test_state_goes_on_in_the_middle_of_a_window() -> None:

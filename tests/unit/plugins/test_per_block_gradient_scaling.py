@@ -256,5 +256,7 @@ def test_modules_of_this_suite_name_two_blocks_a_layer() -> None:
     model = tiny_module()
     blocks = model.gradient_blocks()
     assert len(blocks) == 2 * len(model.network.layers)
-    inside = {parameter for parts in blocks.values() for part in parts for parameter in nn.ModuleList(parts).parameters()}
+    inside = {
+        parameter for parts in blocks.values() for part in parts for parameter in nn.ModuleList(parts).parameters()
+    }
     assert inside == set(model.network.layers.parameters())
