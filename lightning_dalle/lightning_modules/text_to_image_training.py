@@ -96,11 +96,12 @@ def build_optimizer(network: nn.Module, training: TextToImageTraining) -> torch.
         named = list(network.named_parameters())
         matrices = [(name, parameter) for name, parameter in named if parameter in decayed]
         others = [(name, parameter) for name, parameter in named if parameter not in decayed]
-        named_groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-        return AdamW16(named_groups, **settings, keep_32bit="embedding|head|norm|bias")
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+        return AdamW16(groups, **settings, keep_32bit="embedding|head|norm|bias")
     spared = [parameter for parameter in network.parameters() if parameter not in decayed]
+    groups = [{"params": list(decayed)}, {"params": spared, "weight_decay": 0.0}]
     return torch.optim.AdamW(
-        [{"params": list(decayed)}, {"params": spared, "weight_decay": 0.0}],
+        groups,
         **settings,
         # Not fused: Lightning refuses to clip the gradients of a fused optimizer under mixed precision.
         foreach=True,

@@ -90,7 +90,8 @@ class AdamW16(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            packed, plain = [], []
+            packed: list[Tensor] = []
+            plain: list[Tensor] = []
             for parameter, is_packed in self._with_forms(group):
                 if parameter.grad is None:
                     continue
@@ -161,9 +162,9 @@ class AdamW16(Optimizer):
             kind = (parameter.device, parameter.dtype, self.state[parameter]["step"].item())
             by_kind.setdefault(kind, []).append(parameter)
         for (_, _, step), alike in by_kind.items():
-            moments = [[_local(self.state[parameter][name]) for parameter in alike] for name in _FORMATS]
+            means, variances = ([_local(self.state[item][name]) for item in alike] for name in _FORMATS)
             gradients = [_local(parameter.grad) for parameter in alike]
-            _adamw([_local(parameter) for parameter in alike], gradients, *moments, step, group)
+            _adamw([_local(parameter) for parameter in alike], gradients, means, variances, step, group)
 
 
 def _adamw(

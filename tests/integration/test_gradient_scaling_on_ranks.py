@@ -58,3 +58,17 @@ def test_scales_begin_in_proportion_to_the_replicas() -> None:
     growths = state["num_growths"]["body_0"]
     assert growths == 3
     assert state["scales"]["body_0"] == 2 * 2**13 * (2 ** (1 / 1000)) ** growths
+
+
+def _mean_of_large_gradients(rank: int) -> list[float]:
+    large = torch.finfo(torch.float32).max * 0.9
+    layer = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    (layer(torch.ones(1, 1)) * large).sum().backward()
+    (gradient,) = (parameter.grad for parameter in layer.parameters())
+    assert gradient is not None
+    return [gradient.item() / large]
+
+
+def test_gradients_are_divided_by_the_replicas_before_they_are_summed() -> None:
+    """In 32 bits; the sum of both would not be finite."""
+    assert run_ranks(_mean_of_large_gradients, 2, timeout=120) == [[1.0], [1.0]]

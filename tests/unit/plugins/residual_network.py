@@ -36,8 +36,8 @@ class ResidualNetwork(nn.Module):
 
     def __init__(self, depth: int, width: int, gains: list[float] | None = None) -> None:
         super().__init__()
-        self.embed = nn.Linear(4, width)
-        self.bodies = nn.ModuleList(Body(width, gain) for gain in gains or [1.0] * depth)
+        self.embed: Any = nn.Linear(4, width)
+        self.bodies: Any = nn.ModuleList(Body(width, gain) for gain in gains or [1.0] * depth)
         self.head = nn.Linear(width, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class ResidualModule(LightningModule):
     def gradient_blocks(self) -> dict[str, nn.Module]:
         return {f"body_{number}": body for number, body in enumerate(self.network.bodies)}
 
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
         inputs, targets = batch
         loss = (self.network(inputs) - targets).square().mean()
         self.losses.append(loss.item())

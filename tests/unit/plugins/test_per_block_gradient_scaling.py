@@ -37,7 +37,8 @@ class Injection(Callback):
         self.norms.append(torch.stack(norms).norm().item() if norms else 0.0)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        self.scales.append(trainer.precision_plugin.loss_scales())
+        plugin: Any = trainer.precision_plugin
+        self.scales.append(plugin.loss_scales())
         self.weights.append(pl_module.network.head.weight.detach().clone())
 
 
@@ -124,7 +125,7 @@ class Manual(ResidualModule):
         super().__init__()
         self.automatic_optimization = False
 
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
         loss = super().training_step(batch, batch_idx)
