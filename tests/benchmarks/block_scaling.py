@@ -7,7 +7,7 @@ The identity path passes gradients on multiplied by DAMPING before each of 24 bl
 """
 
 import argparse
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -20,7 +20,7 @@ from lightning_dalle.plugins import PerBlockGradientScaling
 from tests.unit.plugins.residual_network import TRAINER, Body
 
 DEPTH, WIDTH, BATCH, DAMPING = 24, 16, 64, 0.35
-# With a learning rate of 0, in which both kinds of scales find their place.
+# Updates with a learning rate of 0, in which both kinds of scales find their place; the moments begin after them.
 SETTLING = 20
 Mode = Literal["float32", "global", "per block"]
 
@@ -45,6 +45,10 @@ class ShrinkingGradients(LightningModule):
         self.bodies = nn.ModuleList(Body(WIDTH, DEPTH**-0.5) for _ in range(DEPTH))
         self.losses: list[float] = []
         self.zero_shares: list[list[float]] = []
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == SETTLING:
+            self.trainer.optimizers[0].state.clear()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         hidden = self.embed(batch[0])
@@ -94,10 +98,11 @@ def main() -> None:
     """Print losses in windows of 50 updates and the largest share of zero gradients of any block."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--updates", type=int, default=500)
-    updates = parser.parse_args().updates + SETTLING
+    parser.add_argument("--modes", nargs="+", choices=get_args(Mode), default=get_args(Mode))
+    arguments = parser.parse_args()
+    updates = arguments.updates + SETTLING
     torch.set_num_threads(1)
-    modes: tuple[Mode, ...] = ("float32", "per block", "global")
-    for mode in modes:
+    for mode in arguments.modes:
         module = train(mode, updates)
         losses = torch.tensor(module.losses[SETTLING:]).split(50)
         worst = torch.tensor(module.zero_shares).mean(0).max().item()

@@ -46,7 +46,7 @@ def main() -> None:
     text, image = torch.ones(32, 12, dtype=torch.long), torch.zeros(32, 64, dtype=torch.long)
 
     def step() -> None:
-        sum(logits.square().mean() for logits in network(text, image)).backward()  # type: ignore[union-attr]
+        sum(logits.square().mean() for logits in network(text, image)).backward()
 
     def watch() -> None:
         nothing: Any = None
