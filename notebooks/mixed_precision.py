@@ -105,7 +105,15 @@ trainer = Trainer(
     plugins=plugin,
     callbacks=[monitor],
 )
-trainer.fit(module, CaptionedShapes(num_train=2_000, num_val=64, batch_size=16, tokenizer=tokenizer, text_tokens=12))
+captioned = CaptionedShapes(
+    num_train=2_000 if FAST else 50_000,
+    num_val=64,
+    batch_size=16,
+    tokenizer=tokenizer,
+    text_tokens=12,
+    bpe_dropout=0.0,
+)
+trainer.fit(module, captioned)
 print(f"{plugin.num_skipped_updates} of {plugin.num_updates} updates were skipped")
 print("the first one, where", monitor.first_non_finite)
 

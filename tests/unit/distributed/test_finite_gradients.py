@@ -40,4 +40,4 @@ def _decide(rank: int) -> list[bool]:
 
 
 def test_all_ranks_give_the_same_answer() -> None:
-    assert run_ranks(_decide, 2) == [[True, False, False]] * 2
+    assert run_ranks(_decide, 2, timeout=120) == [[True, False, False]] * 2
