@@ -64,9 +64,8 @@ print("scaled:", ((gradients * 1024).half().float() / 1024).tolist())
 # ## A run
 #
 # The module names its blocks, two in each layer; a module that does not is served as well, by
-# `PerBlockGradientScaling(blocks=SomeClass)` or a regular expression. The bounds are wider than the paper's and the
-# divisions quicker, so that a short run shows something: scales begin too high, the first updates are skipped, and each
-# block finds its own place.
+# `PerBlockGradientScaling(blocks=SomeClass)` or a regular expression. The scales begin higher than the paper's and fall
+# faster, so that a short run shows something: the first updates are skipped until each block has found its own place.
 
 # %%
 updates = 40 if FAST else 1_000
@@ -91,7 +90,7 @@ module = TextToImageModule(
     discrete_vae=vae,
     tokenizer=tokenizer,
 )
-plugin = PerBlockGradientScaling(dtype="float16", initial_scale=2.0**30, max_scale=2.0**30, division_window=2)
+plugin = PerBlockGradientScaling(dtype="float16", initial_scale=2.0**24, division_factor=4.0, division_window=1)
 monitor = LossScaleMonitor(every_n_updates=1)
 trainer = Trainer(
     max_steps=updates,
@@ -115,7 +114,7 @@ captioned = CaptionedShapes(
 )
 trainer.fit(module, captioned)
 print(f"{plugin.num_skipped_updates} of {plugin.num_updates} updates were skipped")
-print("the first one, where", monitor.first_non_finite)
+print("the first value that was not finite came up in", monitor.first_non_finite)
 
 # %% [markdown]
 # ## The scales, by block and update
