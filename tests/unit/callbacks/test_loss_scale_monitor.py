@@ -17,7 +17,7 @@ from lightning_dalle.plugins import PerBlockGradientScaling
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.unit.plugins.residual_network import TRAINER, ResidualModule, batches, module
 
-pytestmark = [*LIGHTNING_WARNINGS, pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before")]
+pytestmark = LIGHTNING_WARNINGS
 PLUGINS = pytest.mark.parametrize("per_block", [True, False], ids=["per block", "global"])
 
 

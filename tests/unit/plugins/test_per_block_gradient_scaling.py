@@ -15,7 +15,7 @@ from lightning_dalle.plugins import PerBlockGradientScaling
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.unit.plugins.residual_network import TRAINER, Body, ResidualModule, batches, module
 
-pytestmark = [*LIGHTNING_WARNINGS, pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.. before")]
+pytestmark = LIGHTNING_WARNINGS
 
 
 class Injection(Callback):
