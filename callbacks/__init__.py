@@ -2,5 +2,6 @@
 
 from lightning_dalle.callbacks.clip_reranking import CLIPReranking, RerankingResult
 from lightning_dalle.callbacks.image_generation_metrics import ImageGenerationMetrics
+from lightning_dalle.callbacks.loss_scale_monitor import LossScaleMonitor
 
-__all__ = ["CLIPReranking", "ImageGenerationMetrics", "RerankingResult"]
+__all__ = ["CLIPReranking", "ImageGenerationMetrics", "LossScaleMonitor", "RerankingResult"]

@@ -1,11 +1,11 @@
-"""What the callbacks ask of a LightningModule and of a scorer; nothing else of them is used."""
+"""What the callbacks ask of a LightningModule, a scorer and a precision plugin; nothing else of them is used."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import UInt8
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @runtime_checkable
@@ -39,4 +39,24 @@ class ImageTextScorer(Protocol):
         Returns:
             Floating point [images, captions].
         """
+        ...
+
+
+@runtime_checkable
+class PerBlockScaled(Protocol):
+    """A precision plugin with one gradient scale per block of the module."""
+
+    blocks: dict[str, tuple[nn.Module, ...]]
+    update_is_skipped: bool
+
+    def loss_scales(self) -> dict[str, float]:
+        """Return the scale of each block."""
+        ...
+
+    def scale_changes(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return how often each block's scale grew and was divided."""
+        ...
+
+    def use_dtype(self, dtype: Any) -> None:
+        """Compute the blocks in another type from now on."""
         ...

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from lightning_dalle.callbacks import (
         CLIPReranking as CLIPReranking,
         ImageGenerationMetrics as ImageGenerationMetrics,
+        LossScaleMonitor as LossScaleMonitor,
     )
     from lightning_dalle.data.captioned_images import CaptionedImages as CaptionedImages
     from lightning_dalle.data.captioned_shapes import CaptionedShapes as CaptionedShapes
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
         SparseTransformerConfig as SparseTransformerConfig,
     )
     from lightning_dalle.ops.attention_pattern import AttentionPattern as AttentionPattern
+    from lightning_dalle.optim import AdamW16 as AdamW16
+    from lightning_dalle.plugins import PerBlockGradientScaling as PerBlockGradientScaling
     from lightning_dalle.strategies import (
         ShardedPowerSGDStrategy as ShardedPowerSGDStrategy,
         export_checkpoint as export_checkpoint,
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "AdamW16": "lightning_dalle.optim",
     "AttentionPattern": "lightning_dalle.ops.attention_pattern",
     "CLIPReranking": "lightning_dalle.callbacks",
     "CaptionTokenizer": "lightning_dalle.data.tokenizer",
@@ -47,7 +51,9 @@ _MODULE_OF = {
     "DiscreteVAEConfig": "lightning_dalle.models.discrete_vae",
     "DiscreteVAEModule": "lightning_dalle.lightning_modules.discrete_vae_module",
     "ImageGenerationMetrics": "lightning_dalle.callbacks",
+    "LossScaleMonitor": "lightning_dalle.callbacks",
     "OpenMoji": "lightning_dalle.data.open_moji",
+    "PerBlockGradientScaling": "lightning_dalle.plugins",
     "PowerSGD": "lightning_dalle.distributed.powersgd",
     "PowerSGDConfig": "lightning_dalle.distributed.powersgd_config",
     "ShardedPowerSGDStrategy": "lightning_dalle.strategies",

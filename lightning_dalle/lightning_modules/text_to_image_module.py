@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerStatus
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lightning_dalle.lightning_modules.configuration import as_config
@@ -80,6 +80,10 @@ class TextToImageModule(LightningModule):
     def uncompressed_parameters(self) -> list[str]:
         """The unembeddings, for strategies that compress gradients."""
         return ["network.text_head.*", "network.image_head.*"]
+
+    def gradient_blocks(self) -> dict[str, tuple[nn.Module, ...]]:
+        """Residual blocks of the network, which `PerBlockGradientScaling` asks for."""
+        return self.network.gradient_blocks()
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
         """The weighted loss of a batch, some of whose captions and image tokens are disturbed."""

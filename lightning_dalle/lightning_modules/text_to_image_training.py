@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau
 
 from lightning_dalle.ops.schedules import CosineSchedule
+from lightning_dalle.optim import AdamW16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,8 @@ class TextToImageTraining:
             How a plateau was recognised the paper does not say.
         plateau_patience: Looks without improvement before the learning rate is halved.
         plateau_halvings: Halvings at most.
+        moments: `16bit` is the paper's `AdamW16`, which keeps those of gains, biases, embeddings and unembeddings in 32
+            bits and clips the running variance at 5; `32bit` is torch's AdamW.
         text_loss_weight: Weight of the text's cross-entropy; the image's has the rest of 1.
         caption_dropout: Share of training captions replaced by padding, which guidance needs; the paper has none.
         image_token_noise: Share of the image tokens that training shows as random ones, and asks for the right ones;
@@ -47,6 +50,7 @@ class TextToImageTraining:
     beta2: float = 0.96
     epsilon: float = 1e-8
     weight_decay: float = 4.5e-2
+    moments: Literal["32bit", "16bit"] = "32bit"
     text_loss_weight: float = 0.125
     caption_dropout: float = 0.0
     image_token_noise: float = 0.0
@@ -68,6 +72,8 @@ class TextToImageTraining:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1]")
         if self.schedule not in ("plateau", "cosine"):
             raise ValueError(f"schedule ({self.schedule!r}) must be 'plateau' or 'cosine'")
+        if self.moments not in ("32bit", "16bit"):
+            raise ValueError(f"moments ({self.moments!r}) must be '32bit' or '16bit'")
         if self.schedule == "plateau" and self.total_updates is not None:
             raise ValueError(f"total_updates ({self.total_updates}) has no effect on schedule 'plateau'; leave it out")
         if self.schedule == "cosine" and (self.total_updates is None or self.total_updates <= self.warmup_updates):
@@ -77,18 +83,26 @@ class TextToImageTraining:
             )
 
 
-def build_optimizer(network: nn.Module, training: TextToImageTraining) -> torch.optim.AdamW:
+def build_optimizer(network: nn.Module, training: TextToImageTraining) -> torch.optim.Optimizer:
     """AdamW whose weight decay spares gains, biases and embeddings."""
-    decayed = [module.weight for module in network.modules() if isinstance(module, nn.Linear)]
-    decayed_ids = {id(parameter) for parameter in decayed}
-    spared = [parameter for parameter in network.parameters() if id(parameter) not in decayed_ids]
-    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+    decayed = {module.weight: None for module in network.modules() if isinstance(module, nn.Linear)}
+    settings: dict[str, Any] = {
+        "lr": training.learning_rate,
+        "betas": (training.beta1, training.beta2),
+        "eps": training.epsilon,
+        "weight_decay": training.weight_decay,
+    }
+    if training.moments == "16bit":
+        named = list(network.named_parameters())
+        matrices = [(name, parameter) for name, parameter in named if parameter in decayed]
+        others = [(name, parameter) for name, parameter in named if parameter not in decayed]
+        groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+        return AdamW16(groups, **settings, keep_32bit="embedding|head|norm|bias")
+    spared = [parameter for parameter in network.parameters() if parameter not in decayed]
+    groups = [{"params": list(decayed)}, {"params": spared, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         groups,
-        lr=training.learning_rate,
-        betas=(training.beta1, training.beta2),
-        eps=training.epsilon,
-        weight_decay=training.weight_decay,
+        **settings,
         # Not fused: Lightning refuses to clip the gradients of a fused optimizer under mixed precision.
         foreach=True,
     )

@@ -169,6 +169,15 @@ class SparseTransformer(nn.Module):
                 for projection in module.block_outputs():
                     projection.weight.div_(math.sqrt(2 * self.config.depth))
 
+    def gradient_blocks(self) -> dict[str, tuple[nn.Module, ...]]:
+        """The residual blocks, two of each layer, as the modules from where one leaves the identity path."""
+        blocks: dict[str, tuple[nn.Module, ...]] = {}
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, TransformerLayer)
+            blocks[f"layer_{number}.attention"] = (layer.attention_norm, layer.attention)
+            blocks[f"layer_{number}.feed_forward"] = (layer.feed_forward_norm, layer.expand, layer.contract)
+        return blocks
+
     def forward(
         self, text_tokens: Int[Tensor, "batch text"], image_tokens: Int[Tensor, "batch image"]
     ) -> tuple[Float[Tensor, "batch text text_vocabulary"], Float[Tensor, "batch image image_vocabulary"]]:

@@ -57,6 +57,24 @@ def test_weight_decay_spares_gains_biases_and_embeddings() -> None:
     assert (decayed["weight_decay"], spared["weight_decay"]) == (4.5e-2, 0.0)
 
 
+def test_16_bit_moments_are_those_of_the_matrices_in_the_layers() -> None:
+    network = SparseTransformer(dataclasses.replace(TINY, num_heads=8, head_dim=8, text_vocabulary_size=200))
+    optimizer = build_optimizer(network, TextToImageTraining(moments="16bit"))
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    packed = {
+        name for name, value in network.named_parameters() if optimizer.state[value]["exp_avg"].dtype == torch.int16
+    }
+    layers = {name for name, value in network.named_parameters() if name.startswith("layers.") and value.ndim == 2}
+    assert packed == layers
+    plain = build_optimizer(network, TextToImageTraining())
+    ours, theirs = optimizer.param_groups, plain.param_groups
+    assert [group["params"] for group in ours] == [group["params"] for group in theirs]
+    for key in ("lr", "betas", "eps", "weight_decay"):
+        assert [group[key] for group in ours] == [group[key] for group in theirs]
+
+
 def test_cosine_rises_over_the_warm_up_and_ends_at_zero() -> None:
     factors = [cosine_factor(update, 4, 24) for update in range(25)]
     assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
@@ -113,6 +131,7 @@ def test_plateau_is_looked_for_at_its_interval() -> None:
         ({"weight_decay": -0.1}, r"weight_decay \(-0.1\)"),
         ({"beta1": 1.5}, r"beta1 \(1.5\) must be in \[0, 1\)"),
         ({"beta2": 1.0}, r"beta2 \(1.0\) must be in \[0, 1\)"),
+        ({"moments": "8bit"}, r"moments \('8bit'\) must be '32bit' or '16bit'"),
         ({"text_loss_weight": -0.5}, r"text_loss_weight \(-0.5\) must be in \[0, 1\]"),
         ({"image_token_noise": 1.1}, r"image_token_noise \(1.1\) must be in \[0, 1\]"),
         ({"kept_image_tokens": -1}, r"kept_image_tokens \(-1\) must be at least 0"),
