@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -81,7 +83,7 @@ def show(images, title, columns):
 # %% [markdown]
 # ## Data and tokenizer
 #
-# Eight of the 48 single objects, and some pairs, are never shown in training.
+# Twelve of the 72 single objects, and some pairs, are never shown in training.
 
 # %%
 shapes = CaptionedShapes(num_train=2_000 if FAST else 50_000, num_val=64, batch_size=32)
@@ -93,20 +95,20 @@ show(originals, samples[0]["caption"] + ", ...", columns=8)
 # %% [markdown]
 # ## Discrete VAE
 #
-# 32 x 32 pixels become an 8 x 8 grid of codes. The code starts from k-means over patches.
+# 40 x 40 pixels become a 10 x 10 grid of codes. The code starts from k-means over patches.
 
 # %%
 vae_config = DiscreteVAEConfig(
-    image_size=32,
-    codebook_size=64 if FAST else 192,
-    hidden_width=16,
+    image_size=40,
+    codebook_size=64 if FAST else 256,
+    hidden_width=8,
     num_groups=3,
     blocks_per_group=1,
     decoder_input_width=32,
     min_log_scale=-2.0,
     patch_codebook=True,
 )
-vae = train(DiscreteVAEModule(vae_config, {"dequantise": True}), shapes, updates=10 if FAST else 300)
+vae = train(DiscreteVAEModule(vae_config, {"dequantise": True}), shapes, updates=10 if FAST else 150)
 show(torch.cat([originals, vae.decode(vae.encode(originals))]), "originals over reconstructions", columns=8)
 
 # %% [markdown]
@@ -115,7 +117,7 @@ show(torch.cat([originals, vae.decode(vae.encode(originals))]), "originals over 
 # It continues the caption's tokens with the picture's codes.
 
 # %%
-updates = 20 if FAST else 2_600
+updates = 20 if FAST else 2_200
 captioned = CaptionedShapes(
     num_train=2_000 if FAST else 50_000,
     num_val=64,
@@ -132,12 +134,17 @@ transformer = train(
             head_dim=64,
             text_tokens=12,
             text_vocabulary_size=512,
-            grid_height=8,
-            grid_width=8,
+            grid_height=10,
+            grid_width=10,
             image_vocabulary_size=vae_config.codebook_size,
         ),
         TextToImageTraining(
-            learning_rate=2e-3, warmup_updates=5, schedule="cosine", total_updates=updates, caption_dropout=0.1
+            learning_rate=2e-3,
+            warmup_updates=5,
+            schedule="cosine",
+            total_updates=updates,
+            caption_dropout=0.1,
+            image_token_noise=0.1,
         ),
         discrete_vae=vae.network,
         tokenizer=folder / "tokenizer.json",
@@ -150,7 +157,7 @@ transformer = train(
 # ## Reranker
 
 # %%
-updates = 10 if FAST else 450
+updates = 10 if FAST else 300
 reranker = train(
     ContrastiveModule(
         ContrastiveConfig(image_size=32, text_tokens=13, text_width=64, text_layers=1),
@@ -168,7 +175,7 @@ reranker = train(
 
 # %%
 captions = shapes.held_out_captions(1)[:4]
-candidates = transformer.generate(captions, num_candidates=8, progress=False)
+candidates = transformer.generate(captions, num_candidates=8, guidance_scale=1.5, progress=False)
 ranked = []
 for caption, pictures in zip(captions, candidates, strict=True):
     order = reranker.score(pictures, [caption])[:, 0].argsort(descending=True)
