@@ -23,9 +23,10 @@ def training_precision() -> str:
     """The Trainer's precision: bfloat16 where the hardware multiplies matrices in it, else 32 bits."""
     if torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-    # Older versions of torch do not say; without matrix units bfloat16 is slower on a CPU.
+    # Older versions of torch do not say; without instructions of its own bfloat16 is slower on a CPU.
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return "bf16-mixed" if capabilities.get("amx_bf16") else "32-true"
+    has_bfloat16 = capabilities.get("amx_bf16") or capabilities.get("avx512_bf16")
+    return "bf16-mixed" if has_bfloat16 else "32-true"
 
 
 def describe_machine() -> dict[str, str]:

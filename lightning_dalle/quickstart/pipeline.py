@@ -37,9 +37,9 @@ TYPICAL_SECONDS = {
     },
     "shapes": {
         "tokenizer": 2,
-        "discrete_vae": 60,
-        "contrastive": 180,
-        "text_to_image": 470,
+        "discrete_vae": 26,
+        "contrastive": 52,
+        "text_to_image": 800,
         "pictures": 20,
         "report": 2,
     },

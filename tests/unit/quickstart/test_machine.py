@@ -10,8 +10,11 @@ import torch
 from lightning_dalle.quickstart.machine import StageLog, describe_machine, training_precision
 
 
-@pytest.mark.parametrize(("capabilities", "precision"), [({"amx_bf16": True}, "bf16-mixed"), ({}, "32-true")])
-def test_precision_on_a_cpu_depends_on_matrix_units(
+@pytest.mark.parametrize(
+    ("capabilities", "precision"),
+    [({"amx_bf16": True}, "bf16-mixed"), ({"avx512_bf16": True}, "bf16-mixed"), ({"avx512_f": True}, "32-true")],
+)
+def test_precision_on_a_cpu_depends_on_its_instructions(
     monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], precision: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
