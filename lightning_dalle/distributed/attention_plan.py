@@ -1,0 +1,119 @@
+"""The blocks that a mask shows of the attention between two sets of runs of positions."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+import torch
+from torch import Tensor
+
+from lightning_dalle.distributed.sequence_mask import SequenceMask, Verdict
+
+# Side of the blocks that a partly hidden block is cut into. Smaller ones hide less, larger ones are computed faster.
+_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class PlannedBlock:
+    """A dense block of queries and keys.
+
+    Attributes:
+        queries: Their positions in the whole sequence.
+        query_start: Where they start in the tensor that holds them.
+        causal: Whether query i of the block sees its keys 0..i alone.
+        hidden: True where a query does not see a key, [batch or 1, 1, queries, keys].
+        blind: True where a query sees no key of the block, [batch or 1, 1, queries]; nothing if there is none.
+    """
+
+    queries: range
+    keys: range
+    query_start: int
+    key_start: int
+    causal: bool = False
+    hidden: Tensor | None = None
+    blind: Tensor | None = None
+
+    def of_queries(self, tensor: Tensor, dim: int = -2) -> Tensor:
+        """The block's queries, as a view of a tensor that has positions along `dim`."""
+        return tensor.narrow(dim, self.query_start, len(self.queries))
+
+    def of_keys(self, tensor: Tensor) -> Tensor:
+        """The block's keys, as a view."""
+        return tensor.narrow(-2, self.key_start, len(self.keys))
+
+
+def plan_blocks(
+    mask: SequenceMask,
+    query_runs: Sequence[range],
+    key_runs: Sequence[range],
+    device: torch.device | str = "cpu",
+    finely: bool = False,
+) -> list[PlannedBlock]:
+    """Blocks that hold all that the mask shows, each pair once.
+
+    Args:
+        query_runs: Positions of the queries, in the order in which their tensor holds them.
+        finely: Cut blocks that are wholly shown too, for what holds all scores of a block.
+    """
+    return [
+        _block(mask, verdict, queries, keys, query_start + queries.start, key_start + keys.start, device)
+        for query_start, query_run in _placed(query_runs)
+        for key_start, key_run in _placed(key_runs)
+        for verdict, queries, keys in _shown(mask, query_run, key_run, finely)
+    ]
+
+
+def _placed(runs: Sequence[range]) -> Iterator[tuple[int, range]]:
+    """Each run with what to add to a position to get its place in the tensor."""
+    starts = accumulate(map(len, runs), initial=0)
+    return ((start - run.start, run) for start, run in zip(starts, runs, strict=False))
+
+
+def _shown(mask: SequenceMask, queries: range, keys: range, finely: bool) -> Iterator[tuple[Verdict, range, range]]:
+    verdict = mask.classify(queries, keys)
+    if verdict == "skip":
+        return
+    if verdict != "partial" and not finely:
+        yield verdict, queries, keys
+        return
+    for strip in _cut(queries):
+        judged = ((_judge(mask, strip, part), part) for part in _cut(keys))
+        for joint, neighbours in groupby(judged, key=lambda pair: pair[0]):
+            parts = [part for _, part in neighbours]
+            if joint != "skip":
+                yield joint, strip, range(parts[0].start, parts[-1].stop)
+
+
+def _cut(run: range) -> Iterator[range]:
+    return (run[start : start + _BLOCK] for start in range(0, len(run), _BLOCK))
+
+
+def _judge(mask: SequenceMask, queries: range, keys: range) -> Verdict:
+    """The verdict, with a look at the pairs where it is not clear."""
+    verdict = mask.classify(queries, keys)
+    if verdict != "partial":
+        return verdict
+    seen = mask.attends(_positions(queries), _positions(keys))
+    if seen.all():
+        return "full"
+    return "partial" if seen.any() else "skip"
+
+
+def _block(
+    mask: SequenceMask,
+    verdict: Verdict,
+    queries: range,
+    keys: range,
+    query_start: int,
+    key_start: int,
+    device: torch.device | str,
+) -> PlannedBlock:
+    if verdict != "partial":
+        return PlannedBlock(queries, keys, query_start, key_start, causal=verdict == "causal")
+    hidden = ~mask.attends(_positions(queries, device), _positions(keys, device)).unsqueeze(1)
+    blind = hidden.all(-1)
+    return PlannedBlock(queries, keys, query_start, key_start, False, hidden, blind if blind.any() else None)
+
+
+def _positions(run: range, device: torch.device | str = "cpu") -> Tensor:
+    return torch.arange(run.start, run.stop, device=device)
