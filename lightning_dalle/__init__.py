@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from lightning_dalle.data.captioned_shapes import CaptionedShapes as CaptionedShapes
     from lightning_dalle.data.open_moji import OpenMoji as OpenMoji
     from lightning_dalle.data.tokenizer import CaptionTokenizer as CaptionTokenizer
+    from lightning_dalle.distributed.context_attention import ContextAttention as ContextAttention
     from lightning_dalle.distributed.powersgd import PowerSGD as PowerSGD
     from lightning_dalle.distributed.powersgd_config import PowerSGDConfig as PowerSGDConfig
+    from lightning_dalle.distributed.sequence_layout import SequenceLayout as SequenceLayout
+    from lightning_dalle.distributed.sequence_mask import SequenceMask as SequenceMask
     from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule as ContrastiveModule
     from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule as DiscreteVAEModule
     from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule as TextToImageModule
@@ -45,6 +48,7 @@ _MODULE_OF = {
     "CaptionTokenizer": "lightning_dalle.data.tokenizer",
     "CaptionedImages": "lightning_dalle.data.captioned_images",
     "CaptionedShapes": "lightning_dalle.data.captioned_shapes",
+    "ContextAttention": "lightning_dalle.distributed.context_attention",
     "ContrastiveConfig": "lightning_dalle.models.contrastive",
     "ContrastiveModule": "lightning_dalle.lightning_modules.contrastive_module",
     "DiscreteVAE": "lightning_dalle.models.discrete_vae",
@@ -56,6 +60,8 @@ _MODULE_OF = {
     "PerBlockGradientScaling": "lightning_dalle.plugins",
     "PowerSGD": "lightning_dalle.distributed.powersgd",
     "PowerSGDConfig": "lightning_dalle.distributed.powersgd_config",
+    "SequenceLayout": "lightning_dalle.distributed.sequence_layout",
+    "SequenceMask": "lightning_dalle.distributed.sequence_mask",
     "ShardedPowerSGDStrategy": "lightning_dalle.strategies",
     "SparseTransformer": "lightning_dalle.models.sparse_transformer",
     "SparseTransformerConfig": "lightning_dalle.models.sparse_transformer",

@@ -1,0 +1,103 @@
+"""Exact attention over a ring of processes (Liu et al. 2023, Ring Attention with Blockwise Transformers).
+
+Each process keeps its queries. Keys and values travel round, and the next block is under way while one is computed.
+Backward they travel again, and the gradients of each block travel behind it until they are home.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lightning_dalle.distributed.attention_plan import PlannedBlock
+from lightning_dalle.distributed.planned_attention import (
+    AttentionResult,
+    PositionalDropout,
+    RunningSoftmax,
+    accumulator_dtype,
+)
+from lightning_dalle.distributed.ring import Ring
+
+
+@dataclass(frozen=True)
+class RingPlan:
+    """What a process computes with the keys of each process of its ring.
+
+    Attributes:
+        lengths: Positions that each process holds.
+    """
+
+    blocks: Sequence[Sequence[PlannedBlock]]
+    lengths: Sequence[int]
+
+
+class RingAttention(torch.autograd.Function):
+    """Attention of [batch, heads, local, head_dim] to the keys of all processes of a ring.
+
+    Keeps what a fused kernel keeps of the local part: query, key, value, output and log-sum-exp.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        ring: Ring,
+        plan: RingPlan,
+        dropout: PositionalDropout | None,
+    ) -> Tensor:
+        """Joins the blocks by their log-sum-exps, in the order in which they come."""
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        softmax = RunningSoftmax.empty(query)
+        pair = torch.stack([key, value])
+        for step in range(ring.size):
+            on_its_way = None if step + 1 == ring.size else ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
+            for block in plan.blocks[ring.source(step)]:
+                softmax.add(block, query, pair, dropout)
+            if on_its_way is not None:
+                pair = on_its_way.wait()
+        output = softmax.output.to(query.dtype)
+        log_sum_exp = softmax.log_sum_exp
+        # All scores of a query that sees nothing are -inf: any finite number gives them weight 0.
+        log_sum_exp.masked_fill_(log_sum_exp == float("-inf"), 0)
+        ctx.ring, ctx.plan, ctx.dropout = ring, plan, dropout
+        ctx.save_for_backward(query, key, value, output, log_sum_exp)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """Computes each block's share with the log-sum-exp of the whole."""
+        query, key, value, output, log_sum_exp = ctx.saved_tensors
+        result = AttentionResult(query, output, log_sum_exp, grad_output.contiguous())
+        grad_query = torch.zeros_like(query, dtype=accumulator_dtype(query))
+        own = _travel_backward(ctx, result, torch.stack([key, value]), grad_query)
+        grad_key, grad_value = own.to(key.dtype).unbind(0)
+        return grad_query.to(query.dtype), grad_key, grad_value, None, None, None
+
+
+def _travel_backward(ctx: Any, result: AttentionResult, pair: Tensor, grad_query: Tensor) -> Tensor:
+    """The gradient of this process's keys and values, to which every process has added its share."""
+    ring, plan = ctx.ring, ctx.plan
+    pair_on_its_way = ring.hand_on(pair, _shape(pair, ring, plan, 1)) if ring.size > 1 else None
+    own = result.backward(plan.blocks[ring.rank], pair, grad_query, ctx.dropout)
+    gradient_on_its_way = None
+    for step in range(1, ring.size):
+        assert pair_on_its_way is not None
+        pair = pair_on_its_way.wait()
+        if step + 1 < ring.size:
+            pair_on_its_way = ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
+        share = result.backward(plan.blocks[ring.source(step)], pair, grad_query, ctx.dropout)
+        if gradient_on_its_way is not None:
+            share += gradient_on_its_way.wait()
+        gradient_on_its_way = ring.hand_on(share, _shape(pair, ring, plan, step + 1))
+    return own if gradient_on_its_way is None else own + gradient_on_its_way.wait()
+
+
+def _shape(pair: Tensor, ring: Ring, plan: RingPlan, step: int) -> tuple[int, ...]:
+    """Of the pair of keys and values that this process holds after `step` hand-overs."""
+    return (*pair.shape[:-2], plan.lengths[ring.source(step)], pair.shape[-1])
