@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -72,7 +74,7 @@ updates = 40 if FAST else 1_000
 data = CaptionedShapes(num_train=2_000 if FAST else 50_000, num_val=64, batch_size=16)
 tokenizer = folder / "tokenizer.json"
 CaptionTokenizer.train(data.captions("train"), 512).save(tokenizer)
-vae = DiscreteVAE(DiscreteVAEConfig(image_size=32, codebook_size=64, hidden_width=8, num_groups=3, blocks_per_group=1))
+vae = DiscreteVAE(DiscreteVAEConfig(image_size=40, codebook_size=64, hidden_width=8, num_groups=3, blocks_per_group=1))
 module = TextToImageModule(
     SparseTransformerConfig(
         depth=4,
@@ -80,8 +82,8 @@ module = TextToImageModule(
         head_dim=16 if FAST else 64,
         text_tokens=12,
         text_vocabulary_size=512,
-        grid_height=8,
-        grid_width=8,
+        grid_height=10,
+        grid_width=10,
         image_vocabulary_size=64,
     ),
     TextToImageTraining(

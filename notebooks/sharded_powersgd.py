@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -50,7 +52,7 @@ folder = Path(tempfile.mkdtemp())
 def train(name, **compression):
     """Fit on two processes; gives what was logged, and the trained module."""
     seed_everything(0, verbose=False)
-    config = DiscreteVAEConfig(image_size=32, codebook_size=64, hidden_width=32, num_groups=3, blocks_per_group=1)
+    config = DiscreteVAEConfig(image_size=40, codebook_size=64, hidden_width=32, num_groups=3, blocks_per_group=1)
     trainer = Trainer(
         accelerator="cpu",
         devices=2,

@@ -95,7 +95,7 @@ def main() -> None:
         CaptionTokenizer.train(shapes.captions("train"), 512).save(folder / "tokenizer.json")
         seed_everything(0, verbose=False)
         config = DiscreteVAEConfig(
-            image_size=32,
+            image_size=40,
             codebook_size=192,
             hidden_width=16,
             num_groups=3,
