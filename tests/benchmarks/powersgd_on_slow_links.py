@@ -146,7 +146,8 @@ class Hook(Contestant):
     """DDP with torch's hook, from the first step on."""
 
     def wrap(self) -> None:
-        self.network = DistributedDataParallel(self.network)
+        # One bucket: the collectives of several meet each other in another order on each rank.
+        self.network = DistributedDataParallel(self.network, bucket_cap_mb=1024)
         # Without a warm start its buckets clear each other's factors, and it fails now and then.
         state = PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=2)
         self.network.register_comm_hook(state, powerSGD_hook)
