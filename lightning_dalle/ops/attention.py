@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_dalle.ops.attention_pattern import AttentionPattern
+from lightning_dalle.ops.block_attention import additive_mask
 from lightning_dalle.ops.structured_attention import StructuredAttention
 
 MASKED_LENGTH = 192
@@ -67,8 +68,4 @@ def _attend(
 
 @lru_cache(maxsize=32)
 def _additive_mask(pattern: AttentionPattern, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """0 where the pattern attends, else -inf: what the fused kernel takes without a conversion per call."""
-    # A mask first built while sampling in inference mode must still be usable by a backward pass later.
-    with torch.inference_mode(mode=False), torch.no_grad():
-        attends = pattern.mask(device)
-        return torch.zeros(attends.shape, dtype=dtype, device=device).masked_fill_(~attends, float("-inf"))
+    return additive_mask(pattern.mask(device), dtype)

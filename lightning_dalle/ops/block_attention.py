@@ -7,7 +7,7 @@ keys; and a block's backward pass that is given the log-sum-exp of the whole giv
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 
@@ -24,6 +24,15 @@ class BlockMask:
     additive: Float[Tensor, "#batch #heads queries keys"] | None = None
     causal: bool = False
     dropout_factors: Float[Tensor, "batch heads queries keys"] | None = None
+
+
+def additive_mask(attends: Bool[Tensor, "queries keys"], dtype: torch.dtype) -> Float[Tensor, "queries keys"]:
+    """0 where a query attends, else -inf: what the fused kernels take without a conversion per call.
+
+    A mask first built while sampling in inference mode can still be used by a backward pass later.
+    """
+    with torch.inference_mode(mode=False), torch.no_grad():
+        return torch.zeros(attends.shape, dtype=dtype, device=attends.device).masked_fill_(~attends, float("-inf"))
 
 
 def attend_block(

@@ -14,7 +14,13 @@ from torch.autograd.function import once_differentiable
 from lightning_dalle.ops.attention_dropout import dropout_factors
 from lightning_dalle.ops.attention_pattern import AttentionPattern
 from lightning_dalle.ops.attention_tiles import AttentionTiles, tiles_of, window_mask
-from lightning_dalle.ops.block_attention import BlockMask, attend_block, attend_block_backward, share_of_second
+from lightning_dalle.ops.block_attention import (
+    BlockMask,
+    additive_mask,
+    attend_block,
+    attend_block_backward,
+    share_of_second,
+)
 
 
 class StructuredAttention(torch.autograd.Function):
@@ -103,9 +109,5 @@ def _additive_mask(pattern: AttentionPattern, tiles: AttentionTiles, like: Tenso
 
 @lru_cache(maxsize=32)
 def _additive_window_mask(pattern: AttentionPattern, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """0 where the window attends, else -inf: what the fused kernel takes without a conversion per call."""
-    # A mask first built while sampling in inference mode must still be usable by a backward pass later.
-    with torch.inference_mode(mode=False), torch.no_grad():
-        attends = window_mask(pattern, device)
-        mask = torch.zeros(attends.shape, dtype=dtype, device=device).masked_fill_(~attends, float("-inf"))
-        return mask.view(1, 1, *mask.shape)
+    mask = additive_mask(window_mask(pattern, device), dtype)
+    return mask.view(1, 1, *mask.shape)
