@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
+from lightning_dalle.ops.finite import finite_flag
+
 
 def groups_finite_on_all_ranks(
     groups: Sequence[Iterable[Tensor]], device: torch.device, process_group: distributed.ProcessGroup | None = None
@@ -19,20 +21,11 @@ def groups_finite_on_all_ranks(
     Args:
         device: Where the flags travel, one that the process group's backend serves.
     """
-    local = [_all_finite([_local(gradient) for gradient in group], device) for group in groups]
+    local = [finite_flag([_local(gradient) for gradient in group], device) for group in groups]
     flags = torch.stack(local).to(torch.int32) if local else torch.ones(0, dtype=torch.int32, device=device)
     if distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(flags, op=distributed.ReduceOp.MIN, group=process_group)
     return [bool(flag) for flag in flags.tolist()]
-
-
-def _all_finite(gradients: list[Tensor], device: torch.device) -> Tensor:
-    filled = [gradient for gradient in gradients if gradient.numel()]
-    if not filled:
-        return torch.ones((), dtype=torch.bool, device=device)
-    # The largest absolute value cannot overflow, as a sum could, and a NaN is larger than all.
-    largest = torch._foreach_norm(filled, ord=float("inf"))
-    return torch.stack([value.double() for value in largest]).isfinite().all().to(device)
 
 
 def _local(gradient: Tensor) -> Tensor:
