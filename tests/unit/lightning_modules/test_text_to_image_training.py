@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from lightning_dalle.lightning_modules.text_to_image_training import (
     TextToImageTraining,
@@ -16,6 +18,7 @@ from lightning_dalle.lightning_modules.text_to_image_training import (
     cosine_factor,
 )
 from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
+from tests.ranks import run_ranks
 
 TINY = SparseTransformerConfig(
     depth=2,
@@ -75,6 +78,40 @@ def test_16_bit_moments_are_those_of_the_matrices_in_the_layers() -> None:
         assert [group[key] for group in ours] == [group[key] for group in theirs]
 
 
+def test_muon_takes_the_matrices_in_the_layers_and_adamw_the_rest() -> None:
+    network = SparseTransformer(TINY)
+    optimizer = build_optimizer(network, TextToImageTraining(optimizer="muon", learning_rate=0.01))
+    layers = {parameter for parameter in network.layers.parameters() if parameter.ndim == 2}
+    inner, heads, spared = (group["params"] for group in optimizer.param_groups)
+    assert set(inner) == layers
+    assert set(heads) == {network.text_head.weight, network.image_head.weight}
+    assert len(inner) + len(heads) + len(spared) == len(list(network.parameters()))
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [4.5e-2, 4.5e-2, 0.0]
+    before = {parameter: parameter.detach().clone() for parameter in layers}
+    for parameter in network.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    for parameter, old in before.items():
+        step = (parameter.detach() - old * (1 - 0.01 * 4.5e-2)).square().mean().sqrt()
+        # As large as AdamW's usually are, whatever the shape; Newton-Schulz leaves singular values of .7 to 1.2.
+        assert 0.2 * 0.01 * 0.6 < step < 0.2 * 0.01 * 1.3
+
+
+def build_muon_of_shards(rank: int) -> str:
+    network = SparseTransformer(TINY)
+    fully_shard(network, mesh=init_device_mesh("cpu", (1,)))
+    try:
+        build_optimizer(network, TextToImageTraining(optimizer="muon"))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_muon_refuses_sharded_matrices() -> None:
+    (message,) = run_ranks(build_muon_of_shards, 1)
+    assert "optimizer ('muon') needs whole matrices" in message
+
+
 def test_cosine_rises_over_the_warm_up_and_ends_at_zero() -> None:
     factors = [cosine_factor(update, 4, 24) for update in range(25)]
     assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
@@ -132,6 +169,8 @@ def test_plateau_is_looked_for_at_its_interval() -> None:
         ({"beta1": 1.5}, r"beta1 \(1.5\) must be in \[0, 1\)"),
         ({"beta2": 1.0}, r"beta2 \(1.0\) must be in \[0, 1\)"),
         ({"moments": "8bit"}, r"moments \('8bit'\) must be '32bit' or '16bit'"),
+        ({"optimizer": "sgd"}, r"optimizer \('sgd'\) must be 'adamw' or 'muon'"),
+        ({"optimizer": "muon", "moments": "16bit"}, r"moments \('16bit'\) are AdamW's"),
         ({"text_loss_weight": -0.5}, r"text_loss_weight \(-0.5\) must be in \[0, 1\]"),
         ({"image_token_noise": 1.1}, r"image_token_noise \(1.1\) must be in \[0, 1\]"),
         ({"kept_image_tokens": -1}, r"kept_image_tokens \(-1\) must be at least 0"),
