@@ -1,6 +1,6 @@
 """One sample of a captioned image set, as a function of (seed, epoch, index)."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,8 +28,17 @@ class CaptionedSource(Protocol):
         ...
 
 
+@runtime_checkable
+class NegativeCaptionSource(Protocol):
+    """A source that knows what a picture nearly shows."""
+
+    def negative_caption(self, index: int) -> str:
+        """A text that differs little from the caption and is wrong, for contrastive training."""
+        ...
+
+
 class CaptionedDataset(Dataset):
-    """Images cut to size, captions, and their ids if there is a tokenizer.
+    """Images cut to size, captions, and their ids if there is a tokenizer; wrong captions if the source has them.
 
     Without augmentation an image is its middle square, resized.
     Indexed by (epoch, index), or by an index alone outside of training.
@@ -65,6 +74,8 @@ class CaptionedDataset(Dataset):
         else:
             image = self.augmentation(image, self.image_size, keyed_numpy_generator(self.seed, epoch, index, _CROP))
         sample = {"image": torch.from_numpy(image), "caption": caption}
+        if isinstance(self.source, NegativeCaptionSource):
+            sample["negative_caption"] = self.source.negative_caption(index)
         if self.tokenizer is not None:
             seed = (
                 int(keyed_numpy_generator(self.seed, epoch, index, _DROPOUT).integers(2**62)) if self.dropout else None

@@ -9,7 +9,7 @@ from jaxtyping import UInt8
 from lightning_dalle.data.captioned_data_module import CaptionedDataModule
 from lightning_dalle.data.keyed_random import keyed_numpy_generator
 from lightning_dalle.data.shapes import MIN_IMAGE_SIZE, OBJECT_INDEX, Scene, draw, place
-from lightning_dalle.data.shapes_compositions import held_out_scenes, trained_scenes
+from lightning_dalle.data.shapes_compositions import held_out_scenes, negative_scene, trained_scenes
 
 _SPLIT_KEYS = {"train": 0, "val": 1, "held_out": 2}
 
@@ -21,6 +21,8 @@ class ShapesSource:
         self.scenes = scenes
         self.image_size = image_size
         self._corners = [place(scene, image_size, generator) for scene in scenes]
+        # Drawn last: pictures are the same as without.
+        self._negatives = [negative_scene(scene, generator) for scene in scenes]
 
     def __len__(self) -> int:
         return len(self.scenes)
@@ -28,6 +30,10 @@ class ShapesSource:
     def caption(self, index: int) -> str:
         """What the picture shows, exactly."""
         return self.scenes[index].caption
+
+    def negative_caption(self, index: int) -> str:
+        """What it does not show, but nearly."""
+        return self._negatives[index].caption
 
     def sample(self, index: int) -> tuple[UInt8[np.ndarray, "3 size size"], str]:
         """The picture and its caption."""
@@ -37,6 +43,8 @@ class ShapesSource:
 
 class CaptionedShapes(CaptionedDataModule):
     """Pictures of one object, or of two and their relation, which `shapes_oracle` reads back.
+
+    Batches also have a `negative_caption`: of two objects the opposite relation, of one another word.
 
     The split `held_out` has one picture of each composition that is never trained on, the same ones for every seed;
     `Trainer.test` and `Trainer.predict` see it. `train` and `val` show different pictures of the same compositions.

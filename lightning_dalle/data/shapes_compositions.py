@@ -7,7 +7,9 @@ import functools
 import itertools
 from dataclasses import astuple
 
-from lightning_dalle.data.shapes import OBJECTS, Scene, ShapeObject
+import numpy as np
+
+from lightning_dalle.data.shapes import INVERSE_RELATION, OBJECTS, Scene, ShapeObject
 from lightning_dalle.data.split_by_name import hash_unit
 
 NUM_HELD_OUT_OBJECTS = 12
@@ -73,3 +75,17 @@ def held_out_scenes(num_objects: int) -> list[Scene]:
         for scene in _known_scenes(2)
         if not is_trained(scene) and not any(item in unseen for item in scene.objects)
     ]
+
+
+def negative_scene(scene: Scene, generator: np.random.Generator) -> Scene:
+    """What the scene is not, but nearly: the opposite relation, or one object that training shows with another word."""
+    if scene.relation is not None:
+        return Scene(scene.objects, INVERSE_RELATION[scene.relation])
+    near = _near_objects(scene.objects[0])
+    return Scene((near[int(generator.integers(len(near)))],))
+
+
+@functools.cache
+def _near_objects(item: ShapeObject) -> list[ShapeObject]:
+    """Objects that training may show and that differ in one word."""
+    return [other for other in OBJECTS if _num_shared_words(item, other) == 2 and other not in held_out_objects()]

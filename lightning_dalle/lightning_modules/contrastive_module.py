@@ -162,6 +162,7 @@ class ContrastiveModule(LightningModule):
             self.network.logit_scale.exp(),
             text_tokens,
             self.network.logit_bias,
+            self._text_features(self._tokenize(batch["negative_caption"])) if "negative_caption" in batch else None,
         )
         figures = {f"{stage}/loss": loss, f"{stage}/accuracy": accuracy}
         self.log_dict(figures, prog_bar=True, batch_size=len(text_tokens), sync_dist=stage != "train")

@@ -32,18 +32,26 @@ class RepeatedCaptionClipLoss(open_clip.ClipLoss):
         logit_scale: Float[Tensor, "..."],
         text_tokens: Int[Tensor, "batch text"],
         logit_bias: Float[Tensor, "..."] | None = None,
+        negative_features: Float[Tensor, "batch features"] | None = None,
     ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Return the loss and the share of images whose best text of all ranks is their caption.
 
         Args:
             text_tokens: The captions; equal rows are repeats of one caption.
+            negative_features: Of a text for each image that is nearly its caption and wrong. It joins the image's own
+                softmax, not the accuracy (NegCLIP, Yuksekgonul et al. 2023, section 4).
         """
         image_logits, text_logits = self.get_logits(image_features, text_features, logit_scale, logit_bias)
         labels = self.get_ground_truth(image_logits.device, len(image_logits))
         same = (text_tokens.unsqueeze(1) == self._gather(text_tokens)).all(dim=2)
         accuracy = same.gather(1, image_logits.argmax(dim=1, keepdim=True)).float().mean()
         repeats = same.scatter(1, labels.unsqueeze(1), False)
-        image_loss = cross_entropy(image_logits.masked_fill(repeats, -torch.inf), labels)
+        image_logits = image_logits.masked_fill(repeats, -torch.inf)
+        if negative_features is not None:
+            negatives = logit_scale * (image_features * negative_features).sum(dim=1, keepdim=True)
+            negatives = negatives if logit_bias is None else negatives + logit_bias
+            image_logits = torch.cat([image_logits, negatives], dim=1)
+        image_loss = cross_entropy(image_logits, labels)
         text_loss = cross_entropy(text_logits.masked_fill(repeats, -torch.inf), labels)
         return (image_loss + text_loss) / 2, accuracy
 

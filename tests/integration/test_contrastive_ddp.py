@@ -29,7 +29,10 @@ class _GradientModule(ContrastiveModule):
 
 def _fit(numbers: list[int], **options: Any) -> tuple[dict[str, Tensor], float]:
     images = torch.randint(0, 256, (6, 3, 32, 32), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
-    data: Any = [{"image": images[number], "caption": CAPTIONS[number]} for number in numbers]
+    data: Any = [
+        {"image": images[number], "caption": CAPTIONS[number], "negative_caption": f"not {CAPTIONS[number - 1]}"}
+        for number in numbers
+    ]
     torch.manual_seed(0)
     module = _GradientModule({"model_name": "local-dir:tiny", "model_config": MODEL_CONFIG})
     trainer = Trainer(

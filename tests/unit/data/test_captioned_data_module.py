@@ -30,15 +30,16 @@ def test_batches_are_images_captions_and_tokens(tokenizer_file: Path) -> None:
     data.setup("fit")
     for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
         batch = next(iter(loader))
-        assert set(batch) == {"image", "caption", "text_tokens"}
+        assert set(batch) == {"image", "caption", "negative_caption", "text_tokens"}
         assert (batch["image"].shape, batch["image"].dtype) == ((8, 3, 40, 40), torch.uint8)
         assert (batch["text_tokens"].shape, batch["text_tokens"].dtype) == ((8, 30), torch.int64)
         assert len(batch["caption"]) == 8
         assert matches_each(batch["image"], batch["caption"]).all()
+        assert not matches_each(batch["image"], batch["negative_caption"]).any()
 
 
 def test_without_a_tokenizer_there_are_no_tokens() -> None:
-    assert set(next(iter(shapes().train_dataloader()))) == {"image", "caption"}
+    assert set(next(iter(shapes().train_dataloader()))) == {"image", "caption", "negative_caption"}
 
 
 def test_only_training_drops_the_last_incomplete_batch() -> None:

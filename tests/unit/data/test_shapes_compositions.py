@@ -1,5 +1,6 @@
 from itertools import chain, product
 
+import numpy as np
 import pytest
 
 from lightning_dalle.data.shapes import COLOURS, OBJECTS, SHAPES, SIZES, Scene
@@ -8,6 +9,7 @@ from lightning_dalle.data.shapes_compositions import (
     held_out_objects,
     held_out_scenes,
     is_trained,
+    negative_scene,
     trained_scenes,
 )
 
@@ -65,3 +67,17 @@ def test_the_split_is_the_published_one() -> None:
         "a small yellow cross",
     ]
     assert (len(trained_scenes(2)), len(held_out_scenes(2))) == (11936, 2224)
+
+
+def test_a_negative_is_nearly_the_scene_and_gives_no_held_out_object_away() -> None:
+    generator = np.random.default_rng(0)
+    for scene in trained_scenes(1) + trained_scenes(2)[::50] + held_out_scenes(1):
+        negative = negative_scene(scene, generator)
+        assert is_trained(negative)
+        assert negative.canonical() != scene.canonical()
+        words, negative_words = scene.caption.split(), negative.caption.split()
+        assert len(words) == len(negative_words) or scene.relation is not None
+        if scene.relation is None:
+            assert sum(word != other for word, other in zip(words, negative_words, strict=True)) == 1
+        else:
+            assert negative.objects == scene.objects

@@ -43,6 +43,20 @@ def test_batch_of_one_caption_gives_no_gradient(features: tuple[Tensor, Tensor])
     assert not image_features.grad.any()
 
 
+def test_an_image_s_own_negative_joins_its_softmax_alone(features: tuple[Tensor, Tensor]) -> None:
+    negatives = normalize(torch.randn(4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64), dim=1)
+    tokens = torch.arange(4).unsqueeze(1)
+    loss, accuracy = RepeatedCaptionClipLoss()(*features, SCALE, tokens, torch.tensor(3.0), negatives)
+    logits = SCALE * features[0] @ features[1].T
+    expected = torch.tensor(0.0, dtype=torch.float64)
+    for row in range(4):
+        rivals = torch.cat([logits[row], SCALE * (features[0][row] @ negatives[row]).reshape(1)])
+        expected -= logits[row, row] - rivals.logsumexp(dim=0)
+        expected -= logits[row, row] - logits[:, row].logsumexp(dim=0)
+    torch.testing.assert_close(loss, expected / 8)
+    assert accuracy == RepeatedCaptionClipLoss()(*features, SCALE, tokens)[1]
+
+
 def test_accuracy_counts_the_best_caption_whichever_image_it_came_with() -> None:
     features = torch.eye(3)
     swapped = features[[1, 0, 2]]
