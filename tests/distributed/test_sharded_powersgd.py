@@ -1,9 +1,11 @@
 """The strategy on real ranks against the same training in one process."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.distributed.toy_module import fit_alone, fit_on_rank
 from tests.foreign_module import LIGHTNING_WARNINGS
@@ -37,3 +39,25 @@ def test_full_rank_equals_one_process(world_size: int, shard_size: int) -> None:
             sum(losses) / world_size for losses in zip(*(answers[case]["losses"] for answers in by_rank), strict=True)
         ]
         assert mean == pytest.approx(expected["losses"], rel=1e-9)
+
+
+def _joined(state: dict[str, Tensor]) -> Tensor:
+    return torch.cat([state[name].flatten() for name in sorted(state)])
+
+
+def test_fifty_updates_in_single_precision_at_full_rank_equal_uncompressed_ones() -> None:
+    common: dict[str, Any] = {
+        "num_batches": 100,
+        "dtype": torch.float32,
+        "depth": 1,
+        "accumulate_grad_batches": 2,
+        "gradient_clip_val": 0.1,
+    }
+    cases = [({**FULL_RANK, "shard_size": shard_size}, common) for shard_size in (1, 2)]
+    by_rank = run_ranks(_fit_cases, 4, 4, cases, timeout=240)
+    uncompressed = fit_alone(**common)["state"]
+    for whole, sharded in by_rank:
+        assert len(whole["plan"]) == len(sharded["plan"]) > 0
+        for state, other in itertools.combinations((whole["state"], sharded["state"], uncompressed), 2):
+            difference = _joined(state) - _joined(other)
+            assert difference.norm() < 1e-6 * _joined(uncompressed).norm()

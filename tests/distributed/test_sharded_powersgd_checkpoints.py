@@ -1,6 +1,7 @@
 """Saving on some machines and shards, resuming on others, and the one file for a single device."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,32 @@ def test_training_goes_on_elsewhere(saved: tuple[Path, list[Any]], world_size: i
     if (world_size, shard_size) == (4, 2):
         # The mean gradient depends on the sum of the residuals alone, and so the same machines go on as if nothing was.
         torch.testing.assert_close(resumed[0]["state"], first[0]["state"], rtol=1e-9, atol=1e-10)
+
+
+def _save_and_resume_warm(rank: int, folder: Path) -> Any:
+    """On two machines with two shards each, then on the same, then on four with one."""
+    settings = {**LOW_RANK, "warm_start": True}
+    first = _save(rank, {**settings, "shard_size": 2}, folder)
+    answers = []
+    for shard_size in (2, 1):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            answer = _resume(rank, 4, {**settings, "shard_size": shard_size}, folder / f"step={HALF}.ckpt")
+        messages = [str(warning.message) for warning in caught if "warm factors" in str(warning.message)]
+        answers.append(answer | {"warnings": messages})
+    return first, *answers
+
+
+def test_warm_factors_go_on_over_the_same_shards_and_start_again_over_others(tmp_path: Path) -> None:
+    first, same, other = zip(*run_ranks(_save_and_resume_warm, 4, tmp_path, timeout=240), strict=True)
+    # The loss after a step tells whether its factors were the same; that before it does not.
+    assert _mean_losses(list(same)) == pytest.approx(_mean_losses(list(first))[HALF:], rel=1e-9)
+    assert _mean_losses(list(other))[0] == pytest.approx(_mean_losses(list(first))[HALF], rel=1e-9)
+    assert _mean_losses(list(other))[1] != pytest.approx(_mean_losses(list(first))[HALF + 1], rel=1e-9)
+    torch.testing.assert_close(same[0]["state"], first[0]["state"], rtol=1e-9, atol=1e-10)
+    assert not any(answer["warnings"] for answer in (*same, *other[1:]))
+    (warning,) = other[0]["warnings"]
+    assert warning.startswith("warm factors of another sharding start again: blocks.0.contract.weight, blocks.0.expand")
 
 
 def test_one_file_is_read_on_one_device(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:

@@ -1,15 +1,11 @@
-"""What surrounds training under the strategy: every Trainer method, skipped updates, figures, refusals, lost ranks."""
+"""What surrounds training under the strategy: every Trainer method, skipped updates, figures, refusals."""
 
 import os
-import signal
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
@@ -232,40 +228,3 @@ def _refusals(rank: int) -> int:
 
 def test_what_cannot_work_is_refused_on_every_rank() -> None:
     assert run_ranks(_refusals, 2, timeout=120) == [len(REFUSALS)] * 2
-
-
-class _Killed(Toy):
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        if self.global_step == 3 and self.global_rank == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().training_step(batch, batch_idx)
-
-
-def _killed_run(rank: int, folder: Path) -> None:
-    os.environ["LOCAL_RANK"] = str(rank)
-    strategy = ShardedPowerSGDStrategy(shard_size=2, rank=2, minimum_rate=0.0, timeout=timedelta(seconds=30))
-    keep = ModelCheckpoint(folder / "kept", every_n_train_steps=2, filename="{step}")
-    trainer = trainer_of(4, strategy, enable_checkpointing=True, callbacks=[keep])
-    loader = batches(6, rank, 4, torch.float64)
-    try:
-        trainer.fit(_Killed(), loader, loader)
-    except BaseException as error:
-        (folder / f"rank{rank}").write_text("".join(error.__notes__))
-        raise
-
-
-def _resumed_run(rank: int, folder: Path) -> int:
-    os.environ["LOCAL_RANK"] = str(rank)
-    trainer = trainer_of(4, ShardedPowerSGDStrategy(shard_size=2, rank=2, minimum_rate=0.0))
-    loader = batches(6, rank, 4, torch.float64)
-    trainer.fit(Toy(), loader, loader, ckpt_path=str(folder / "kept" / "step=2.ckpt"))
-    return trainer.global_step
-
-
-def test_killed_rank_is_named_and_the_last_checkpoint_resumes(tmp_path: Path) -> None:
-    with pytest.raises(ExceptionGroup) as caught:
-        run_ranks(_killed_run, 4, tmp_path, timeout=60, wait_for_all=True)
-    assert len(caught.value.exceptions) == 4
-    for rank in range(3):
-        assert "left by rank(s) 3, which ended without a word" in (tmp_path / f"rank{rank}").read_text()
-    assert set(run_ranks(_resumed_run, 4, tmp_path, timeout=120)) == {6}

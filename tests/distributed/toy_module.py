@@ -33,12 +33,12 @@ class Block(nn.Module):
 class Toy(LightningModule):
     """Regression with tied weights, a frozen part, a part that is never used, and parameters of its own."""
 
-    def __init__(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64, seed: int = 0, depth: int = 3) -> None:
         super().__init__()
         self.save_hyperparameters({"seed": seed})
         torch.manual_seed(seed)
         self.first = nn.Linear(6, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
         self.tied = nn.Linear(WIDTH, WIDTH, bias=False)
         self.again = nn.Linear(WIDTH, WIDTH, bias=False)
         self.again.weight = self.tied.weight
@@ -112,11 +112,12 @@ def fit_on_rank(
     settings: dict[str, Any],
     num_batches: int = 6,
     dtype: torch.dtype = torch.float64,
+    depth: int = 3,
     **options: Any,
 ) -> dict[str, Any]:
     """Trains a toy on this rank's share and tells what came of it."""
     os.environ["LOCAL_RANK"] = str(rank)
-    module = Toy(dtype)
+    module = Toy(dtype, depth=depth)
     strategy = ShardedPowerSGDStrategy(**settings)
     trainer = trainer_of(world_size, strategy, **options)
     loader = batches(num_batches, rank, world_size, dtype)
@@ -131,9 +132,11 @@ def fit_on_rank(
     }
 
 
-def fit_alone(num_batches: int = 6, dtype: torch.dtype = torch.float64, **options: Any) -> dict[str, Any]:
+def fit_alone(
+    num_batches: int = 6, dtype: torch.dtype = torch.float64, depth: int = 3, **options: Any
+) -> dict[str, Any]:
     """The same training in one process, by Lightning alone."""
-    module = Toy(dtype)
+    module = Toy(dtype, depth=depth)
     loader = batches(num_batches, 0, 1, dtype)
     trainer_of(1, "auto", **options).fit(module, loader, loader)
     return {"state": whole_state(module), "losses": module.losses}
