@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
 from lightning_dalle.ops.gradient_scaling import Scale, scale_output, unscale_input, unscale_parameter
+from lightning_dalle.plugins.reentrant_checkpoints import holds_reentrant_checkpoint, next_node_number
 
 _WITH_BIAS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -29,7 +30,9 @@ class BlockHooks:
 
     def __init__(self, parts: tuple[nn.Module, ...], scale: Scale, dtype: Callable[[], torch.dtype]) -> None:
         self.scale, self.dtype = scale, dtype
+        self._name = " and ".join(type(part).__name__ for part in parts)
         self._open: list[ExitStack] = []
+        self._first_node = 0
         self._biases: list[Tensor] = []
         self._handles: list[RemovableHandle] = []
         for place, part in enumerate(parts):
@@ -58,6 +61,8 @@ class BlockHooks:
     def _before_part(self, is_first: bool, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         stack = ExitStack()
         self._open.append(stack)
+        if is_first:
+            self._first_node = next_node_number()
         dtype = self.dtype()
         if dtype != torch.float32:
             tensors = (tensor for tensor in (*module.parameters(), *args) if isinstance(tensor, Tensor))
@@ -111,5 +116,10 @@ class BlockHooks:
 
     def _leave(self, tensor: Tensor) -> Tensor:
         if tensor.requires_grad and torch.is_grad_enabled():
+            if holds_reentrant_checkpoint(tensor, self._first_node):
+                raise RuntimeError(
+                    f"the block of {self._name} checkpoints activations with use_reentrant=True, which would compute "
+                    "them again without its gradient scale; checkpoint with use_reentrant=False, or around the block"
+                )
             return scale_output(tensor, self.scale)
         return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

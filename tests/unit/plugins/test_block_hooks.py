@@ -147,20 +147,46 @@ def test_checkpointing_around_blocks_changes_nothing(reentrant: bool) -> None:
 
 
 class CheckpointedBody(Body):
+    reentrant = False
+
     def forward(self, hidden: Tensor) -> Tensor:
-        return checkpoint(super().forward, hidden, use_reentrant=False)
+        return checkpoint(super().forward, hidden, use_reentrant=self.reentrant)
+
+
+def checkpointed_network(depth: int = 3) -> ResidualNetwork:
+    checkpointed = network(depth)
+    for body in checkpointed.bodies:
+        body.__class__ = CheckpointedBody
+    return checkpointed
 
 
 def test_checkpointing_inside_a_block_changes_nothing() -> None:
-    plain = network()
-    checkpointed = copy.deepcopy(plain)
-    for body in checkpointed.bodies:
-        body.__class__ = CheckpointedBody
+    plain, checkpointed = network(), checkpointed_network()
     for version in (plain, checkpointed):
         attach(version)
     expected = gradients(plain, plain(inputs()).square().mean())
     found = gradients(checkpointed, checkpointed(inputs()).square().mean())
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+
+
+def test_reentrant_checkpointing_inside_a_block_is_refused() -> None:
+    """Its parameters' gradients would come out multiplied by the scale."""
+    refused = checkpointed_network()
+    attach(refused)
+    refused.bodies[1].reentrant = True
+    with pytest.raises(RuntimeError, match=r"block of CheckpointedBody .* use_reentrant=True.*use_reentrant=False"):
+        refused(inputs())
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_reentrant_checkpointing_before_a_block_is_not_the_block_s() -> None:
+    """Also where it comes in by another way than the block's inputs."""
+    before, after = checkpointed_network(depth=1), network(depth=1)
+    before.bodies[0].reentrant = True
+    attach(after)
+    context = before.bodies[0](torch.ones(1, 16, requires_grad=True))
+    after.bodies[0].expand.register_forward_pre_hook(lambda _, args: args[0] + context)
+    assert after(inputs()).requires_grad
 
 
 def test_modules_in_a_row_are_one_block() -> None:
