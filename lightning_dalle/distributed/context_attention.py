@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lightning_dalle.distributed.attention_plan import plan_blocks
+from lightning_dalle.distributed.context_traffic import ContextTraffic
 from lightning_dalle.distributed.head_exchange import HeadExchange
 from lightning_dalle.distributed.planned_attention import PositionalDropout
 from lightning_dalle.distributed.ring import Ring
@@ -26,6 +27,7 @@ class ContextAttention:
 
     Args:
         layout: Of as many ranks as the groups' sizes multiplied.
+        traffic: Counters to add to, where several attentions share them.
 
     Raises:
         ValueError: If the layout has another number of ranks, or the mask another length.
@@ -46,8 +48,10 @@ class ContextAttention:
         *,
         ring_group: ProcessGroup | None = None,
         head_group: ProcessGroup | None = None,
+        traffic: ContextTraffic | None = None,
     ) -> None:
-        self.ring = Ring(ring_group)
+        self.traffic = ContextTraffic() if traffic is None else traffic
+        self.ring = Ring(ring_group, self.traffic)
         head_size, head_rank = (1, 0) if head_group is None else (head_group.size(), head_group.rank())
         if layout.num_ranks != self.ring.size * head_size:
             raise ValueError(
@@ -62,7 +66,8 @@ class ContextAttention:
         self.exchange: HeadExchange | None = None
         if head_group is not None:
             own = members[self.ring.rank]
-            self.exchange = HeadExchange(head_group, [layout.local_length(rank) for rank in own])
+            lengths = [layout.local_length(rank) for rank in own]
+            self.exchange = HeadExchange(head_group, lengths, self.traffic)
 
     def __call__(
         self,
@@ -95,11 +100,6 @@ class ContextAttention:
         plan = self._plan(str(query.device), finely=dropout > 0)
         output: Tensor = RingAttention.apply(query, key, value, self.ring, plan, random)
         return output if self.exchange is None else self.exchange.to_positions(output)
-
-    @property
-    def sent_bytes(self) -> int:
-        """Payload that this process sent since the start."""
-        return self.ring.sent_bytes + (0 if self.exchange is None else self.exchange.sent_bytes)
 
     def _check(self, query: Tensor, key: Tensor, dropout: float) -> None:
         if not 0 <= dropout < 1:

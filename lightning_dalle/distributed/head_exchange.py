@@ -1,5 +1,6 @@
 """Sequences for heads by all-to-all (Jacobs et al. 2023, DeepSpeed Ulysses): some heads of many positions each."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,22 +8,22 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
+from lightning_dalle.distributed.context_traffic import ContextTraffic
+
 
 class HeadExchange:
     """Trades a part of the sequence with all heads for the group's sequence with a part of the heads, and back.
 
     Args:
         lengths: Positions that each process of the group holds.
-
-    Attributes:
-        sent_bytes: Of payload, by this process since the start.
+        traffic: Counters to add to.
     """
 
-    def __init__(self, group: ProcessGroup, lengths: Sequence[int]) -> None:
+    def __init__(self, group: ProcessGroup, lengths: Sequence[int], traffic: ContextTraffic) -> None:
         self._group = group
         self._lengths = list(lengths)
         self.rank, self.size = group.rank(), group.size()
-        self.sent_bytes = 0
+        self._traffic = traffic
 
     def check_heads(self, query: Tensor, key: Tensor) -> None:
         """Refuses heads that cannot be divided.
@@ -65,8 +66,12 @@ class HeadExchange:
         sent = torch.cat([part.reshape(-1) for part in parts])
         sizes = [part.numel() for part in parts], [part.numel() for part in received]
         flat = sent.new_empty(sum(sizes[1]))
+        start = time.perf_counter()
         distributed.all_to_all_single(flat, sent, sizes[1], sizes[0], group=self._group)
-        self.sent_bytes += (sum(sizes[0]) - sizes[0][self.rank]) * sent.element_size()
+        seconds = time.perf_counter() - start
+        self._traffic.waiting_seconds += seconds
+        self._traffic.travelling_seconds += seconds
+        self._traffic.sent_bytes += (sum(sizes[0]) - sizes[0][self.rank]) * sent.element_size()
         return [part.view(like.shape) for part, like in zip(flat.split(sizes[1]), received, strict=True)]
 
 

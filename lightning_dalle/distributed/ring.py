@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import P2POp, ProcessGroup, Work
 
+from lightning_dalle.distributed.context_traffic import ContextTraffic
+
 
 class Ring:
     """The processes of a group in a circle; without a group, this process alone.
 
-    Attributes:
-        sent_bytes: Of payload, by this process since the start.
-        waiting_seconds: That this process spent on waiting for blocks; a CUDA stream waits by itself and counts as 0.
+    Args:
+        traffic: Counters to add to.
     """
 
-    def __init__(self, group: ProcessGroup | None = None) -> None:
+    def __init__(self, group: ProcessGroup | None, traffic: ContextTraffic) -> None:
         self._group = group
         self.rank, self.size = (0, 1) if group is None else (group.rank(), group.size())
-        self.sent_bytes = 0
-        self.waiting_seconds = 0.0
+        self.traffic = traffic
 
     def source(self, step: int) -> int:
         """The rank whose block this process holds after `step` hand-overs."""
@@ -32,6 +32,7 @@ class Ring:
 
         All processes must call this in the same order. `tensor` must not change before the transfer was awaited.
         """
+        start = time.perf_counter()
         received = torch.empty(tuple(shape), dtype=tensor.dtype, device=tensor.device)
         works = distributed.batch_isend_irecv(
             [
@@ -39,23 +40,26 @@ class Ring:
                 P2POp(distributed.irecv, received, group=self._group, group_peer=(self.rank - 1) % self.size),
             ]
         )
-        self.sent_bytes += tensor.numel() * tensor.element_size()
-        return Transfer(self, tensor, received, works)
+        self.traffic.sent_bytes += tensor.numel() * tensor.element_size()
+        return Transfer(self.traffic, tensor, received, works, start)
 
 
 @dataclass(frozen=True)
 class Transfer:
     """A block on its way, with the one that comes for it."""
 
-    ring: Ring
+    traffic: ContextTraffic
     sent: Tensor
     received: Tensor
     works: Sequence[Work]
+    started_at: float
 
     def wait(self) -> Tensor:
         """The block that came, once both have arrived."""
         start = time.perf_counter()
         for work in self.works:
             work.wait()
-        self.ring.waiting_seconds += time.perf_counter() - start
+        end = time.perf_counter()
+        self.traffic.waiting_seconds += end - start
+        self.traffic.travelling_seconds += end - self.started_at
         return self.received

@@ -4,7 +4,9 @@ Each process keeps its queries. Keys and values travel round, and the next block
 Backward they travel again, and the gradients of each block travel behind it until they are home.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,8 +58,9 @@ class RingAttention(torch.autograd.Function):
         pair = torch.stack([key, value])
         for step in range(ring.size):
             on_its_way = None if step + 1 == ring.size else ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
-            for block in plan.blocks[ring.source(step)]:
-                softmax.add(block, query, pair, dropout)
+            with _computing(ring):
+                for block in plan.blocks[ring.source(step)]:
+                    softmax.add(block, query, pair, dropout)
             if on_its_way is not None:
                 pair = on_its_way.wait()
         output = softmax.output.to(query.dtype)
@@ -84,14 +87,16 @@ def _travel_backward(ctx: Any, result: AttentionResult, pair: Tensor, grad_query
     """The gradient of this process's keys and values, to which every process has added its share."""
     ring, plan = ctx.ring, ctx.plan
     pair_on_its_way = ring.hand_on(pair, _shape(pair, ring, plan, 1)) if ring.size > 1 else None
-    own = result.backward(plan.blocks[ring.rank], pair, grad_query, ctx.dropout)
+    with _computing(ring):
+        own = result.backward(plan.blocks[ring.rank], pair, grad_query, ctx.dropout)
     gradient_on_its_way = None
     for step in range(1, ring.size):
         assert pair_on_its_way is not None
         pair = pair_on_its_way.wait()
         if step + 1 < ring.size:
             pair_on_its_way = ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
-        share = result.backward(plan.blocks[ring.source(step)], pair, grad_query, ctx.dropout)
+        with _computing(ring):
+            share = result.backward(plan.blocks[ring.source(step)], pair, grad_query, ctx.dropout)
         if gradient_on_its_way is not None:
             share += gradient_on_its_way.wait()
         gradient_on_its_way = ring.hand_on(share, _shape(pair, ring, plan, step + 1))
@@ -101,3 +106,10 @@ def _travel_backward(ctx: Any, result: AttentionResult, pair: Tensor, grad_query
 def _shape(pair: Tensor, ring: Ring, plan: RingPlan, step: int) -> tuple[int, ...]:
     """Of the pair of keys and values that this process holds after `step` hand-overs."""
     return (*pair.shape[:-2], plan.lengths[ring.source(step)], pair.shape[-1])
+
+
+@contextmanager
+def _computing(ring: Ring) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    ring.traffic.computing_seconds += time.perf_counter() - start

@@ -151,9 +151,9 @@ def _cost(rank: int, engine: str, length: int) -> tuple[int, int, int]:
     attention = ContextAttention(layout, SequenceMask("bidirectional"), **_groups(engine))
     with torch.autograd.graph.saved_tensors_hooks(partial(_keep, kept), lambda tensor: tensor):
         output = attention(query, key, value)
-    forward = attention.sent_bytes
+    forward = attention.traffic.sent_bytes
     output.sum().backward()
-    return forward, attention.sent_bytes - forward, sum(kept.values())
+    return forward, attention.traffic.sent_bytes - forward, sum(kept.values())
 
 
 def _keep(kept: dict[int, int], tensor: Tensor) -> Tensor:
@@ -181,8 +181,9 @@ def _uneven_bytes(rank: int) -> int:
     layout = SequenceLayout(LENGTH, distributed.get_world_size(), "zigzag")
     attention = ContextAttention(layout, SequenceMask(), **_groups("ring"))
     attention(*cut(layout, rank, inputs(2, 2)[:3]))
-    assert attention.ring.waiting_seconds > 0
-    return attention.sent_bytes
+    assert attention.traffic.travelling_seconds >= attention.traffic.waiting_seconds > 0
+    assert attention.traffic.computing_seconds > 0
+    return attention.traffic.sent_bytes
 
 
 def test_uneven_parts_travel_unpadded() -> None:
