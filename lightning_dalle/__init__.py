@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from lightning_dalle.data.open_moji import OpenMoji as OpenMoji
     from lightning_dalle.data.tokenizer import CaptionTokenizer as CaptionTokenizer
     from lightning_dalle.distributed.context_attention import ContextAttention as ContextAttention
+    from lightning_dalle.distributed.context_groups import ContextGroups as ContextGroups
+    from lightning_dalle.distributed.cut_sequences import CutSequences as CutSequences
     from lightning_dalle.distributed.powersgd import PowerSGD as PowerSGD
     from lightning_dalle.distributed.powersgd_config import PowerSGDConfig as PowerSGDConfig
     from lightning_dalle.distributed.sequence_layout import SequenceLayout as SequenceLayout
     from lightning_dalle.distributed.sequence_mask import SequenceMask as SequenceMask
+    from lightning_dalle.distributed.sequence_plan import SequencePlan as SequencePlan
     from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule as ContrastiveModule
     from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule as DiscreteVAEModule
     from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule as TextToImageModule
@@ -32,9 +35,11 @@ if TYPE_CHECKING:
         SparseTransformerConfig as SparseTransformerConfig,
     )
     from lightning_dalle.ops.attention_pattern import AttentionPattern as AttentionPattern
+    from lightning_dalle.ops.sequence_cut import sequence_mean as sequence_mean
     from lightning_dalle.optim import AdamW16 as AdamW16
     from lightning_dalle.plugins import PerBlockGradientScaling as PerBlockGradientScaling
     from lightning_dalle.strategies import (
+        ContextParallelStrategy as ContextParallelStrategy,
         ShardedPowerSGDStrategy as ShardedPowerSGDStrategy,
         export_checkpoint as export_checkpoint,
     )
@@ -49,8 +54,11 @@ _MODULE_OF = {
     "CaptionedImages": "lightning_dalle.data.captioned_images",
     "CaptionedShapes": "lightning_dalle.data.captioned_shapes",
     "ContextAttention": "lightning_dalle.distributed.context_attention",
+    "ContextGroups": "lightning_dalle.distributed.context_groups",
+    "ContextParallelStrategy": "lightning_dalle.strategies",
     "ContrastiveConfig": "lightning_dalle.models.contrastive",
     "ContrastiveModule": "lightning_dalle.lightning_modules.contrastive_module",
+    "CutSequences": "lightning_dalle.distributed.cut_sequences",
     "DiscreteVAE": "lightning_dalle.models.discrete_vae",
     "DiscreteVAEConfig": "lightning_dalle.models.discrete_vae",
     "DiscreteVAEModule": "lightning_dalle.lightning_modules.discrete_vae_module",
@@ -62,12 +70,14 @@ _MODULE_OF = {
     "PowerSGDConfig": "lightning_dalle.distributed.powersgd_config",
     "SequenceLayout": "lightning_dalle.distributed.sequence_layout",
     "SequenceMask": "lightning_dalle.distributed.sequence_mask",
+    "SequencePlan": "lightning_dalle.distributed.sequence_plan",
     "ShardedPowerSGDStrategy": "lightning_dalle.strategies",
     "SparseTransformer": "lightning_dalle.models.sparse_transformer",
     "SparseTransformerConfig": "lightning_dalle.models.sparse_transformer",
     "TextToImageModule": "lightning_dalle.lightning_modules.text_to_image_module",
     "export_checkpoint": "lightning_dalle.strategies",
     "load_openai": "lightning_dalle.models.openai_checkpoint",
+    "sequence_mean": "lightning_dalle.ops.sequence_cut",
 }
 
 __all__ = ["__version__", *_MODULE_OF]

@@ -3,10 +3,17 @@
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_dalle.strategies.consolidated_checkpoint import export_checkpoint
+from lightning_dalle.strategies.context_parallel import ContextParallelStrategy
 from lightning_dalle.strategies.sharded_powersgd import ShardedPowerSGDStrategy
 
-__all__ = ["ShardedPowerSGDStrategy", "export_checkpoint"]
+__all__ = ["ContextParallelStrategy", "ShardedPowerSGDStrategy", "export_checkpoint"]
 
+StrategyRegistry.register(
+    "context_parallel",
+    ContextParallelStrategy,
+    description="Sequences cut among processes, with exact attention",
+    override=True,
+)
 StrategyRegistry.register(
     "sharded_powersgd",
     ShardedPowerSGDStrategy,

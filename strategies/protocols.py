@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from lightning_dalle.distributed.sequence_plan import SequencePlan
+
 
 @runtime_checkable
 class NamesUncompressed(Protocol):
@@ -10,6 +12,15 @@ class NamesUncompressed(Protocol):
 
     def uncompressed_parameters(self) -> Sequence[str]:
         """Names of parameters, or shell-style patterns of names."""
+        ...
+
+
+@runtime_checkable
+class HasSequencePlan(Protocol):
+    """A module whose sequences can be cut among processes."""
+
+    def sequence_plan(self) -> SequencePlan:
+        """Which tensors are cut along which dimension."""
         ...
 
 

@@ -146,12 +146,12 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
 
         def synchronised_closure() -> Any:
             result = closure()
-            self._synchronise()
+            self.synchronise()
             return result
 
         result = super().optimizer_step(optimizer, synchronised_closure, model, **kwargs)
-        assert self.gradients is not None
-        self.gradients.release()
+        if self.gradients is not None:
+            self.gradients.release()
         return result
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
@@ -180,14 +180,13 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
                 rank_zero_warn(f"warm factors of another sharding start again: {', '.join(restarted)}")
         return checkpoint
 
-    def _synchronise(self) -> None:
+    def synchronise(self) -> None:
+        """Exchange the gradients of an update, and log figures of it."""
         assert self.gradients is not None
-        module = self.lightning_module
-        assert module is not None
-        logs = module.trainer._logger_connector.should_update_logs
-        self.gradients.synchronise(logs, keep_spoiled=isinstance(self.precision_plugin, SkipsUpdates))
-        if logs:
-            module.log_dict(compression_figures(self.gradients))
+        self.gradients.synchronise(self.logs, keep_spoiled=isinstance(self.precision_plugin, SkipsUpdates))
+        assert self.lightning_module is not None
+        if self.logs:
+            self.lightning_module.log_dict(compression_figures(self.gradients))
 
     def _config_of_shards(self) -> PowerSGDConfig:
         if self.total_rank is None:

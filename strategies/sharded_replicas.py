@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from lightning.fabric.utilities.init import _materialize_distributed_module
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import distributed
@@ -51,6 +51,12 @@ class ShardedReplicasStrategy(ModelParallelStrategy):
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         """Each process gets a part of the batch of its own, shards of one copy too."""
         return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    @property
+    def logs(self) -> bool:
+        """Whether figures of this update are logged."""
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer._logger_connector.should_update_logs
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
@@ -102,8 +108,7 @@ class ShardedReplicasStrategy(ModelParallelStrategy):
                 "tell when an update is complete; use automatic optimization, or strategy='ddp'"
             )
         self.accelerator.setup(trainer)
-        if not is_sharded(module):
-            shard_blocks(module, self.device_mesh["shard"], RUN_METHODS)
+        self.distribute(module)
         _materialize_distributed_module(self.model, self.root_device)
         self.model = self.precision_plugin.convert_module(self.model)
         self.model_to_device()
@@ -113,6 +118,11 @@ class ShardedReplicasStrategy(ModelParallelStrategy):
         self.setup_precision_plugin()
         if trainer.state.fn == TrainerFn.FITTING:
             _optimizers_to_device(self.optimizers, self.root_device)
+
+    def distribute(self, module: LightningModule) -> None:
+        """Shard what the module left whole."""
+        if not is_sharded(module):
+            shard_blocks(module, self.device_mesh["shard"], RUN_METHODS)
 
     def on_exception(self, exception: BaseException) -> None:
         """Note in the error which rank is gone, since the others only see that a connection closed."""

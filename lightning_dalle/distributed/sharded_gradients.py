@@ -7,10 +7,9 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from lightning_dalle.distributed.group_average import average_over_group
+from lightning_dalle.distributed.plain_gradients import average_plain_gradients
 from lightning_dalle.distributed.powersgd import PowerSGD
 from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
-from lightning_dalle.distributed.wire_formats import WIRE_FORMATS
 from lightning_dalle.ops.finite import all_finite
 
 
@@ -99,7 +98,7 @@ class ShardedGradients:
         self._holds_residuals = False
         gradients = [None if part.grad is None else _local(part.grad) for part in self.sharded.values()]
         reduction = self.compressor.reduce(gradients, measure)
-        squares = sum(self._gather_over_shards(reduction.squared_norm)) + self._average_plain()
+        squares = sum(self._gather_over_shards(reduction.squared_norm)) + average_plain_gradients(self._plain)
         self.norm = torch.as_tensor(squares).sqrt()
         if not bool(self.norm.isfinite()):
             self._reject(gradients, keep_spoiled)
@@ -155,20 +154,6 @@ class ShardedGradients:
         values = [torch.empty_like(value) for _ in range(self.shard_group.size())]
         distributed.all_gather(values, value, group=self.shard_group)
         return values
-
-    def _average_plain(self) -> Tensor:
-        """Average what is not sharded, which must come out with the same bits everywhere. Gives its squared norm."""
-        world = distributed.group.WORLD
-        if not self._plain or world is None:
-            return torch.zeros((), dtype=torch.float64)
-        used = torch.tensor([part.grad is not None for part in self._plain], dtype=torch.float32)
-        gradients = [torch.zeros_like(part) if part.grad is None else part.grad for part in self._plain]
-        (used, *means), _ = average_over_group(
-            [used.to(self._plain[0].device), *gradients], WIRE_FORMATS["fp32"], world
-        )
-        for parameter, mean, is_used in zip(self._plain, means, used > 0, strict=True):
-            parameter.grad = mean.to(parameter.dtype) if is_used else None
-        return torch.stack([mean.double().square().sum() for mean in means]).sum()
 
 
 def like_parameter(local: Tensor, parameter: DTensor) -> DTensor:

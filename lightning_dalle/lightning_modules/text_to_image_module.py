@@ -13,7 +13,9 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from lightning_dalle.distributed.sequence_plan import SequencePlan
 from lightning_dalle.lightning_modules.configuration import as_config
+from lightning_dalle.lightning_modules.data_rank import data_rank
 from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule
 from lightning_dalle.lightning_modules.image_token_cache import ImageTokenCache
 from lightning_dalle.lightning_modules.text_to_image_training import (
@@ -85,10 +87,20 @@ class TextToImageModule(LightningModule):
         """Residual blocks of the network, which `PerBlockGradientScaling` asks for."""
         return self.network.gradient_blocks()
 
+    def sequence_plan(self) -> SequencePlan:
+        """Layers on parts of the sequence, for strategies that cut it; embeddings, heads and losses on the whole."""
+        config = self.network.config
+        return SequencePlan(
+            inputs={"network.layers.0": {"hidden": 1}},
+            outputs={f"network.layers.{config.depth - 1}": 1},
+            length=config.pattern(0).length,
+            num_heads=config.num_heads,
+        )
+
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
         """The weighted loss of a batch, some of whose captions and image tokens are disturbed."""
         text_tokens, image_tokens = self._text_tokens(batch), self._image_tokens(batch)
-        key = (self.training_config.seed, self.global_step, batch_idx, self.global_rank)
+        key = (self.training_config.seed, self.global_step, batch_idx, data_rank(self))
         dropped = keyed_uniforms(key, len(text_tokens)) < self.training_config.caption_dropout
         text_tokens = text_tokens.masked_fill(dropped.to(text_tokens.device).unsqueeze(1), 0)
         shown = image_tokens
@@ -107,7 +119,7 @@ class TextToImageModule(LightningModule):
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> UInt8[Tensor, "batch 1 3 height width"]:
         """One image per caption of the batch."""
-        seed = int(keyed_uniforms((self.training_config.seed, batch_idx, self.global_rank), 1) * 2**53)
+        seed = int(keyed_uniforms((self.training_config.seed, batch_idx, data_rank(self)), 1) * 2**53)
         return self.generate(batch["caption"], generator=torch.Generator().manual_seed(seed), progress=False)
 
     def generate(

@@ -38,7 +38,7 @@ class TextToImageTraining:
             the paper has none. A model that always saw perfect beginnings trusts them more than the caption, and goes
             astray after the first unlucky token that it draws.
         kept_image_tokens: Images whose tokens are kept instead of encoded anew, where they repeat unaugmented.
-        seed: Of the caption dropout, together with the update, batch and rank.
+        seed: Of the caption dropout, together with the update, batch and share of the data.
 
     Raises:
         ValueError: If a value is out of its range, or `total_updates` does not fit the schedule.

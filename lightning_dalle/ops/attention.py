@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_dalle.ops.attention_pattern import AttentionPattern
 from lightning_dalle.ops.block_attention import additive_mask
+from lightning_dalle.ops.sequence_cut import current_cut
 from lightning_dalle.ops.structured_attention import StructuredAttention
 
 MASKED_LENGTH = 192
@@ -26,6 +27,7 @@ def attend(
 ) -> Float[Tensor, "batch heads length head_dim"]:
     """Softmax attention of a whole sequence under `pattern`, scores scaled by `head_dim ** -0.5`.
 
+    Within `sequences_cut`, of this process's positions to those of all processes; `pattern` is still that of the whole.
     Text and image keys share one softmax (paper, section 2.2). Of all but short sequences, only what the pattern
     shows is computed, and no score or mask of the whole is built. Gradients flow once: they cannot be differentiated
     again.
@@ -37,7 +39,7 @@ def attend(
     Raises:
         ValueError: If the sequence does not have the pattern's length, or `dropout` is no probability below 1.
     """
-    if query.shape[-2] != pattern.length:
+    if current_cut() is None and query.shape[-2] != pattern.length:
         raise ValueError(
             f"query has {query.shape[-2]} positions, but the pattern has {pattern.length} "
             f"(text_length {pattern.text_length} + {pattern.height} x {pattern.width}); "
@@ -56,6 +58,9 @@ def attend(
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, pattern: AttentionPattern, dropout: float, dropout_seed: int
 ) -> Tensor:
+    cut = current_cut()
+    if cut is not None:
+        return cut.attend(query, key, value, pattern, dropout, dropout_seed)
     if (pattern.kind in ("full", "causal") or pattern.height == 0) and dropout == 0:
         # torch's fused kernels skip the future themselves.
         return scaled_dot_product_attention(query, key, value, is_causal=pattern.kind != "full")

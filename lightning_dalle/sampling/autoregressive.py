@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_dalle.models.sparse_transformer import SparseTransformer
 from lightning_dalle.ops.key_value_cache import KeyValueCache
+from lightning_dalle.ops.sequence_cut import sequences_cut
 from lightning_dalle.ops.token_sampling import check_sampling, keyed_uniforms, sample_tokens
 
 
@@ -49,8 +50,8 @@ def decode_image_tokens(
     _check_decoding(len(text_tokens), num_candidates, guidance_scale, prime_tokens, max_batch)
     uniforms = _candidate_uniforms(text_tokens, num_candidates, network.config.image_tokens, _draw_seed(generator))
     draw = partial(sample_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
-    # Not inference mode, in which autocast would cast every weight again at every step.
-    with torch.no_grad():
+    # Not inference mode, in which autocast would cast every weight again at every step. Sequences are decoded whole.
+    with torch.no_grad(), sequences_cut(None):
         logits, caches = _start(network, text_tokens, prime_tokens, guided=guidance_scale != 1)
         chunks = []
         for candidates in torch.arange(len(uniforms), device=text_tokens.device).split(max_batch):

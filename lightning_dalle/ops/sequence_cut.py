@@ -1,0 +1,63 @@
+"""The place where sequences that are cut among processes meet code that was written for whole ones."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from jaxtyping import Float, Num
+from torch import Tensor
+
+from lightning_dalle.ops.attention_pattern import AttentionPattern
+
+
+class SequenceCut(Protocol):
+    """What knows the rest of a sequence of which this process holds a part."""
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, pattern: AttentionPattern, dropout: float, dropout_seed: int
+    ) -> Tensor:
+        """Attention of the own positions to those of all processes."""
+        ...
+
+    def mean(self, total: Tensor, count: Tensor) -> Tensor:
+        """The sum of all processes' totals over that of their counts."""
+        ...
+
+
+# Not a context variable: on CUDA a backward pass runs in threads of its own.
+_current: list[SequenceCut | None] = [None]
+
+
+def current_cut() -> SequenceCut | None:
+    """The cut that holds at the moment; None where sequences are whole."""
+    return _current[-1]
+
+
+@contextmanager
+def sequences_cut(cut: SequenceCut | None) -> Iterator[None]:
+    """Sequences are cut in this way within, or whole in spite of a cut around it, as generation needs them."""
+    _current.append(cut)
+    try:
+        yield
+    finally:
+        _current.pop()
+
+
+def sequence_mean(total: Float[Tensor, "*shape"], count: Num[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:
+    """A sum over positions divided by their number; those of the whole sequence where it is cut.
+
+    A loss over a cut sequence is to be written with it: a mean of the processes' own means weighs them wrongly. Under a
+    cut all processes of its group must call it.
+
+    Args:
+        count: May be 0, which gives 0 for a sum of nothing.
+
+    Example:
+        >>> import torch
+        >>> labels = torch.tensor([[1, 0, -100]])
+        >>> total = torch.nn.functional.cross_entropy(torch.zeros(1, 2, 3), labels, reduction="sum")
+        >>> sequence_mean(total, (labels != -100).sum())
+        tensor(0.6931)
+    """
+    cut = current_cut()
+    return total / count.clamp(min=1) if cut is None else cut.mean(total, count)

@@ -1,0 +1,275 @@
+"""Attention over a cut sequence against one process: time, kept and peak memory, bytes, and another package.
+
+    python -m tests.benchmarks.context_parallel
+
+Every rank and the process that it is compared with compute in one thread, so that two ranks need two idle cores. Rank 0
+attends alone and all ranks attend together in turn. The rows of `ring-attention-pytorch` appear where it is installed;
+nothing of this package needs it.
+"""
+
+import argparse
+import importlib.util
+import itertools
+import statistics
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor, distributed
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_dalle.distributed.context_attention import ContextAttention
+from lightning_dalle.distributed.sequence_layout import LayoutKind, SequenceLayout
+from lightning_dalle.distributed.sequence_mask import SequenceMask
+from lightning_dalle.ops.attention import attend
+from lightning_dalle.ops.attention_pattern import AttentionPattern
+from tests.benchmarks.table import Table, milliseconds
+from tests.benchmarks.timing import seconds_of
+from tests.ranks import run_ranks
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is attended; the sequence is a text of 1/16 of it and an image whose rows are twice as wide as high."""
+
+    length: int = 4096
+    heads: int = 8
+    head_dim: int = 64
+    rounds: int = 5
+
+    @property
+    def pattern(self) -> AttentionPattern:
+        text = self.length // 16
+        width = max(2, int((self.length - text) ** 0.5) // 4 * 4)
+        while (self.length - text) % width:
+            width -= 1
+        return AttentionPattern("row", text, (self.length - text) // width, width)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mask, with the best that one process has for it."""
+
+    name: str
+    mask: SequenceMask
+    layout: LayoutKind
+    alone: Attention
+
+
+def cases(sizes: Sizes) -> list[Case]:
+    pattern = sizes.pattern
+    return [
+        Case("bidirectional", SequenceMask("bidirectional"), "contiguous", scaled_dot_product_attention),
+        Case(
+            "causal", SequenceMask("causal"), "zigzag", lambda *qkv: scaled_dot_product_attention(*qkv, is_causal=True)
+        ),
+        Case("text prefix + row", SequenceMask(pattern), "zigzag", lambda *qkv: attend(*qkv, pattern)),
+    ]
+
+
+def whole_inputs(sizes: Sizes) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shape = (1, sizes.heads, sizes.length, sizes.head_dim)
+    return [torch.randn(shape, generator=generator) for _ in range(4)]
+
+
+def step(attention: Attention, tensors: list[Tensor]) -> list[Tensor]:
+    """Output and gradients."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors[:3]]
+    output = attention(*leaves)
+    return [output.detach(), *torch.autograd.grad(output, leaves, tensors[3])]
+
+
+def kept_bytes(attention: Attention, tensors: list[Tensor]) -> int:
+    """Of what a forward pass keeps for the backward pass."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        attention(*(tensor.detach().requires_grad_() for tensor in tensors[:3]))
+    return sum(kept.values())
+
+
+class PeakMemory(TorchDispatchMode):
+    """Largest number of bytes of tensors that were made within and alive at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, Tensor):
+                self._count(value.untyped_storage())
+        return result
+
+    def _count(self, storage: Any) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known.add(key)
+        self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, key, storage.nbytes())
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def measure(rank: int, sizes: Sizes) -> list[dict[str, float]]:
+    """Each case's figures of this rank."""
+    return [_measure_case(rank, sizes, case) for case in cases(sizes)]
+
+
+def _measure_case(rank: int, sizes: Sizes, case: Case) -> dict[str, float]:
+    layout = SequenceLayout(sizes.length, distributed.get_world_size(), case.layout)
+    attention = ContextAttention(layout, case.mask, ring_group=distributed.group.WORLD)
+    whole = whole_inputs(sizes)
+    own = [layout.shard(tensor, rank, dim=-2) for tensor in whole]
+    seconds: dict[str, list[float]] = {"alone": [], "together": []}
+    for number in range(sizes.rounds + 1):
+        if number == 1:
+            before = replace(attention.traffic)
+        distributed.barrier()
+        alone = seconds_of(lambda: step(case.alone, whole)) if rank == 0 else 0.0
+        distributed.barrier()
+        together = seconds_of(lambda: step(attention, own))
+        if number > 0:
+            seconds["alone"].append(alone)
+            seconds["together"].append(together)
+    traffic = attention.traffic - before
+    return {
+        **{name: statistics.median(values) for name, values in seconds.items()},
+        "error": max(
+            float((mine - layout.shard(right, rank, -2)).abs().max())
+            for mine, right in zip(step(attention, own), step(case.alone, whole), strict=True)
+        ),
+        "computing": traffic.computing_seconds,
+        "hidden": traffic.hidden_share,
+        "bytes": traffic.sent_bytes / sizes.rounds,
+        "kept": kept_bytes(attention, own),
+        "kept_alone": kept_bytes(case.alone, whole),
+        **_peaks(attention, own, case, whole),
+    }
+
+
+def _peaks(attention: Attention, own: list[Tensor], case: Case, whole: list[Tensor]) -> dict[str, float]:
+    """Bytes alive in a step, with what goes into it."""
+    peaks = {}
+    for name, function, tensors in (("peak", attention, own), ("peak_alone", case.alone, whole)):
+        with PeakMemory() as memory:
+            step(function, tensors)
+        peaks[name] = memory.peak + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return peaks
+
+
+def table_of(sizes: Sizes, world_size: int) -> Table:
+    """One row for each mask."""
+    ranks = run_ranks(measure, world_size, sizes, timeout=1800)
+    columns = ("mask", "alone, ms", f"{world_size} ranks, ms", "ratio", "hidden", "imbalance", "MB sent", "formula, MB")
+    columns += ("kept", "longest", "largest difference")
+    size = sizes.length * sizes.heads * sizes.head_dim * 4
+    # Keys and values forward; they and their gradients backward, which come home with one more message.
+    formula = 6 * (world_size - 1) / world_size * size
+    rows = []
+    for number, case in enumerate(cases(sizes)):
+        figures = [answers[number] for answers in ranks]
+        together = max(each["together"] for each in figures)
+        computing = [each["computing"] for each in figures]
+        row = (
+            case.name,
+            milliseconds(figures[0]["alone"]),
+            milliseconds(together),
+            f"{together / figures[0]['alone']:.2f}",
+            f"{min(each['hidden'] for each in figures):.0%}",
+            f"{max(computing) / statistics.mean(computing) - 1:.1%}",
+            f"{max(each['bytes'] for each in figures) / 1e6:.2f}",
+            f"{formula / 1e6:.2f}",
+            f"{max(each['kept'] / each['kept_alone'] for each in figures):.2f}",
+            f"{min(each['peak_alone'] / each['peak'] for each in figures):.2f}x",
+            f"{max(each['error'] for each in figures):.0e}",
+        )
+        rows.append(row)
+    note = (
+        f"Forward and backward of {sizes.length} positions, {sizes.heads} heads of {sizes.head_dim}, fp32. `kept` is a "
+        "rank's share of what one process keeps for its backward pass, `longest` how much longer a sequence fits into "
+        "the memory that a step takes in one process; both count tensors. `imbalance` is of seconds in attention."
+    )
+    return Table(f"Attention on {world_size} ranks", note, columns, rows)
+
+
+def contest(rank: int, sizes: Sizes, causal: bool) -> dict[str, list[float]]:
+    """Seconds and errors against double precision of both packages, on contiguous parts."""
+    from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
+
+    world_size = distributed.get_world_size()
+    layout = SequenceLayout(sizes.length, world_size)
+    ours = ContextAttention(
+        layout, SequenceMask("causal" if causal else "bidirectional"), ring_group=distributed.group.WORLD
+    )
+
+    def theirs(*tensors: Tensor) -> Tensor:
+        moved = (tensor.transpose(1, 2) for tensor in tensors)
+        attended: Tensor = ring_flash_attn(*moved, causal=causal, ring_reduce_col=True)
+        return attended.transpose(1, 2)
+
+    whole = whole_inputs(sizes)
+    exact = step(
+        lambda *qkv: scaled_dot_product_attention(*qkv, is_causal=causal), [tensor.double() for tensor in whole]
+    )
+    own = [layout.shard(tensor, rank, dim=-2) for tensor in whole]
+    results: dict[str, list[float]] = {}
+    for name, attention in (("ours", ours), ("ring-attention-pytorch", theirs)):
+        parts = zip(step(attention, own), exact, strict=True)
+        error = max(float((mine - layout.shard(right, rank, -2)).abs().max()) for mine, right in parts)
+        results[name] = [0.0, error]
+    times: dict[str, list[float]] = {name: [] for name in results}
+    for _, (name, attention) in itertools.product(
+        range(sizes.rounds), (("ours", ours), ("ring-attention-pytorch", theirs))
+    ):
+        distributed.barrier()
+        times[name].append(seconds_of(lambda attention=attention: step(attention, own)))
+    return {name: [statistics.median(times[name]), error] for name, (_, error) in results.items()}
+
+
+def contest_table(sizes: Sizes, world_size: int) -> Table:
+    """One row for each mask and package."""
+    rows = []
+    for causal in (False, True):
+        ranks = run_ranks(contest, world_size, sizes, causal, timeout=1800)
+        for name in ranks[0]:
+            seconds, error = (max(answers[name][place] for answers in ranks) for place in (0, 1))
+            rows.append(("causal" if causal else "bidirectional", name, milliseconds(seconds), f"{error:.1e}"))
+    note = f"The same work on {world_size} ranks and contiguous parts; errors are against double precision."
+    return Table("Against another package", note, ("mask", "package", "ms", "largest error"), rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--length", type=int, default=Sizes.length)
+    parser.add_argument("--rounds", type=int, default=Sizes.rounds)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    arguments = parser.parse_args()
+    sizes = Sizes(length=arguments.length, rounds=arguments.rounds)
+    torch.set_num_threads(1)
+    console = Console(width=200)
+    for world_size in arguments.ranks:
+        table_of(sizes, world_size).show(console)
+    if importlib.util.find_spec("ring_attention_pytorch") is not None:
+        contest_table(sizes, arguments.ranks[0]).show(console)
+
+
+if __name__ == "__main__":
+    main()

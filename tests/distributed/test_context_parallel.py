@@ -1,0 +1,66 @@
+"""Training under the strategy on real ranks against the same training in one process."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_dalle import PowerSGDConfig
+from tests.distributed.language_model import BatchCut, Foreign, LayerCut, fit_alone, fit_on_rank, mean_losses
+from tests.foreign_module import LIGHTNING_WARNINGS
+from tests.ranks import run_ranks
+
+pytestmark = LIGHTNING_WARNINGS
+FULL_RANK = PowerSGDConfig(rank=99, minimum_rate=-9.0)
+ACCUMULATED: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+Case = tuple[dict[str, Any], type[LayerCut], dict[str, Any], dict[str, Any]]
+
+# Settings of the strategy, module, its arguments, options of the Trainer.
+CASES: dict[int, list[Case]] = {
+    1: [({"context_size": 1}, LayerCut, {}, {})],
+    2: [
+        ({}, LayerCut, {}, {}),
+        ({"context_size": 1}, LayerCut, {}, {}),
+        ({"attention": "ulysses", "layout": "contiguous"}, LayerCut, {"causal": False}, {}),
+        ({}, LayerCut, {"recompute": True}, ACCUMULATED),
+        ({}, BatchCut, {}, {}),
+        ({"attention": "ulysses", "layout": "contiguous"}, BatchCut, {}, ACCUMULATED),
+        ({"shard_size": 2}, LayerCut, {}, ACCUMULATED),
+        ({"shard_size": 2}, BatchCut, {"recompute": True}, {}),
+        ({"context_size": 1, "shard_size": 1, "powersgd": FULL_RANK}, LayerCut, {}, {}),
+    ],
+    4: [
+        ({}, LayerCut, {}, {}),
+        ({"attention": "hybrid", "head_size": 2}, BatchCut, {}, {}),
+        ({"shard_size": 4}, LayerCut, {}, {}),
+        ({"context_size": 2}, BatchCut, {}, ACCUMULATED),
+        ({"context_size": 2, "shard_size": 2, "powersgd": FULL_RANK}, LayerCut, {}, ACCUMULATED),
+        ({"context_size": 2, "shard_size": 4}, LayerCut, {}, {}),
+    ],
+}
+
+
+def _fit_cases(rank: int, world_size: int) -> list[Any]:
+    return [
+        fit_on_rank(rank, world_size, settings, module(**arguments), **options)
+        for settings, module, arguments, options in CASES[world_size]
+    ]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_training_equals_that_of_one_process(world_size: int) -> None:
+    by_rank = run_ranks(_fit_cases, world_size, world_size, timeout=280)
+    for case, (settings, module, arguments, options) in enumerate(CASES[world_size]):
+        alone = Foreign if module is BatchCut else module
+        expected = fit_alone(alone(**arguments), **options)
+        answers = [answers[case] for answers in by_rank]
+        name = f"{settings} {module.__name__} {arguments}"
+        # Sums of other order in single precision.
+        assert mean_losses(answers) == pytest.approx(expected["losses"], abs=1e-5), name
+        for answer in answers:
+            torch.testing.assert_close(answer["state"], expected["state"], rtol=0, atol=1e-5)
+            assert answer["losses"][0] > answer["losses"][-1]
+        size = settings.get("context_size", world_size)
+        assert [answer["sampler"] for answer in answers] == [
+            {"num_replicas": world_size // size, "rank": rank // size} for rank in range(world_size)
+        ]

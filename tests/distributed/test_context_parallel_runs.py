@@ -1,0 +1,238 @@
+"""What surrounds training under the strategy: every Trainer method, checkpoints, random numbers, figures, refusals."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lightning_dalle import ContextParallelStrategy, SequencePlan
+from tests.distributed.language_model import (
+    HEADS,
+    LENGTH,
+    SAMPLES,
+    WIDTH,
+    BatchCut,
+    Foreign,
+    LayerCut,
+    batches,
+    fit_alone,
+    fit_on_rank,
+    mean_losses,
+)
+from tests.distributed.toy_module import Toy, trainer_of
+from tests.foreign_module import LIGHTNING_WARNINGS
+from tests.ranks import run_ranks
+
+pytestmark = LIGHTNING_WARNINGS
+
+
+def _every_method(rank: int, state: dict[str, Tensor]) -> Any:
+    os.environ["LOCAL_RANK"] = str(rank)
+    answers = []
+    for module in (LayerCut(), BatchCut()):
+        module.load_state_dict(state)
+        trainer = trainer_of(2, "context_parallel", limit_val_batches=2)
+        loader = batches(3, 0, 1)
+        validated = trainer.validate(module, loader, verbose=False)[0]["val_loss"]
+        tested = trainer.test(module, loader, verbose=False)[0]["val_loss"]
+        predicted: Any = trainer.predict(module, loader)
+        answers.append((validated, tested, torch.stack(predicted)))
+        # Nothing of the strategy is left in the module.
+        assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    return answers
+
+
+def test_validate_test_and_predict() -> None:
+    state = LayerCut(seed=3).state_dict()
+    by_rank = run_ranks(_every_method, 2, state, timeout=120)
+    for case, kind in enumerate((LayerCut, Foreign)):
+        alone = kind()
+        alone.load_state_dict(state)
+        with torch.inference_mode():
+            predicted = torch.stack([alone(batch) for batch in batches(3, 0, 1)])
+            losses = [float(alone.loss(batch)) for batch in batches(3, 0, 1)]
+        for validated, tested, logits in (answers[case] for answers in by_rank):
+            torch.testing.assert_close(logits, predicted, rtol=0, atol=1e-5)
+            assert validated == pytest.approx(sum(losses[:2]) / 2, abs=1e-5)
+            assert tested == pytest.approx(sum(losses) / 3, abs=1e-5)
+
+
+def _save(rank: int, folder: Path, settings: dict[str, Any]) -> Any:
+    keep = ModelCheckpoint(folder, every_n_train_steps=5, save_top_k=-1, filename="{step}")
+    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [keep]}
+    return fit_on_rank(rank, 2, settings, LayerCut(), num_batches=10, **options)
+
+
+def _resume(rank: int, world_size: int, file: Path, cases: list[dict[str, Any]]) -> Any:
+    return [
+        fit_on_rank(rank, world_size, settings, LayerCut(seed=5), num_batches=5, start=5, ckpt_path=str(file))
+        for settings in cases
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
+@pytest.mark.parametrize("shards", [False, True])
+def test_training_goes_on_at_another_context_size(tmp_path: Path, shards: bool) -> None:
+    first = run_ranks(_save, 2, tmp_path, {"shard_size": 2} if shards else {}, timeout=120)
+    file = tmp_path / "step=5.ckpt"
+    assert file.is_dir() == shards
+    for world_size, sizes in ((2, (1, 2)), (4, (4,))):
+        cases = [{"context_size": size, "shard_size": world_size if shards else None} for size in sizes]
+        by_rank = run_ranks(_resume, world_size, world_size, file, cases, timeout=120)
+        for case in range(len(cases)):
+            losses = mean_losses([answers[case] for answers in by_rank])
+            assert losses == pytest.approx(first[0]["losses"][5:], abs=1e-5)
+    if not shards:
+        # An ordinary file, which Lightning alone goes on from too.
+        alone = LayerCut(seed=5)
+        loader = batches(5, 0, 1, start=5)
+        trainer_of(1, "auto").fit(alone, loader, loader, ckpt_path=str(file))
+        assert alone.losses == pytest.approx(first[0]["losses"][5:], abs=1e-5)
+
+
+def _with_dropout(rank: int, world_size: int, cases: list[dict[str, Any]]) -> Any:
+    # Processes come with random numbers of their own.
+    losses = []
+    for settings in cases:
+        module = LayerCut(dropout=0.3, recompute=True)
+        torch.manual_seed(rank)
+        losses.append(fit_on_rank(rank, world_size, settings, module, num_batches=4)["losses"])
+    return losses
+
+
+def test_dropout_does_not_depend_on_the_number_of_ranks() -> None:
+    (expected,) = run_ranks(_with_dropout, 1, 1, [{}])[0]
+    cases: list[dict[str, Any]] = [{}, {"attention": "ulysses", "layout": "contiguous"}]
+    for losses in run_ranks(_with_dropout, 2, 2, cases, timeout=120):
+        assert losses == [pytest.approx(expected, abs=1e-5)] * 2
+    assert fit_alone(LayerCut(), num_batches=4)["losses"] != pytest.approx(expected, abs=1e-2)
+
+
+class _Collectives(TorchDispatchMode):
+    """What this process asks the process groups for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def _collectives(rank: int) -> Any:
+    with _Collectives() as collectives:
+        for attention in ("ring", "ulysses"):
+            answer = fit_on_rank(rank, 2, {"attention": attention, "layout": "contiguous"}, BatchCut(), num_batches=3)
+    return collectives.names, answer["metrics"]
+
+
+def test_collectives_come_in_one_order_though_one_rank_has_all_labels() -> None:
+    (first, _), (second, _) = run_ranks(_collectives, 2, timeout=120)
+    assert first == second
+    assert {"c10d::alltoall_base_", "c10d::allreduce_", "c10d::send"} <= set(first)
+
+
+def _figures(rank: int) -> Any:
+    return fit_on_rank(rank, 2, {}, BatchCut(), num_batches=3, log_every_n_steps=3, logger=False)["metrics"]
+
+
+def test_figures_tell_what_a_step_sent_and_waited() -> None:
+    by_rank = run_ranks(_figures, 2, timeout=120)
+    # Of two layers: keys and values of the other rank forward, they and their gradients backward.
+    total = sum(metrics["context/bytes_sent"] for metrics in by_rank)
+    assert total == pytest.approx(2 * (2 + 4) * SAMPLES * LENGTH * WIDTH * 4, rel=1e-6)
+    for metrics in by_rank:
+        assert metrics["context/computing_seconds"] > 0
+        assert metrics["context/waiting_seconds"] > 0
+        assert 0 <= metrics["context/hidden_share"] <= 1
+        assert metrics["context/imbalance"] == pytest.approx(by_rank[0]["context/imbalance"])
+        assert metrics["context/imbalance"] >= 0
+
+
+class _PositionsOfRanks(BatchCut):
+    """A mistake: each rank starts to count anew."""
+
+    def number(self, batch: Any) -> Tensor:
+        return torch.arange(batch["tokens"].shape[1])
+
+
+class _WithoutMean(ContextParallelStrategy):
+    """A mistake: gradients stay where they are."""
+
+    def synchronise(self) -> None:
+        pass
+
+
+def _mistakes(rank: int) -> Any:
+    answers = [fit_on_rank(rank, 2, {}, _PositionsOfRanks(), num_batches=6)["losses"]]
+    os.environ["LOCAL_RANK"] = str(rank)
+    module = LayerCut()
+    trainer_of(2, _WithoutMean()).fit(module, batches(6, 0, 1))
+    return [*answers, module.losses]
+
+
+def test_mistakes_would_be_seen() -> None:
+    expected = [fit_alone(module(), num_batches=6)["losses"] for module in (Foreign, LayerCut)]
+    for losses in run_ranks(_mistakes, 2, timeout=120):
+        for wrong, right in zip(losses, expected, strict=True):
+            assert wrong != pytest.approx(right, abs=1e-3)
+
+
+class _OwnMean(BatchCut):
+    def loss(self, batch: Any) -> Tensor:
+        return cross_entropy(self(batch).flatten(0, 1), batch["tokens"].flatten())
+
+
+class _Inattentive(LayerCut):
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in self.layers:
+            layer.forward = lambda hidden: hidden * 1.0  # type: ignore[method-assign]
+
+
+class _ShardsItself(LayerCut):
+    def configure_model(self) -> None:
+        fully_shard(self, mesh=self.device_mesh["shard"])
+
+
+LAYERS: dict[str, Any] = {"inputs": {"layers.0": {"hidden": 1}}, "outputs": {"layers.1": 1}}
+REFUSALS: list[tuple[dict[str, Any], type[Any], type[Exception], str]] = [
+    ({"context_size": 3}, LayerCut, ValueError, r"context_size \(3\) must divide the number of processes \(2\)"),
+    ({"shard_size": 1}, LayerCut, ValueError, r"shard_size \(1\) must be a multiple of context_size \(2\)"),
+    ({"attention": "hybrid", "head_size": 3}, LayerCut, ValueError, r"head_size \(3\) must divide context_size \(2\)"),
+    (
+        {"attention": "ulysses", "plan": SequencePlan(**LAYERS, num_heads=3)},
+        LayerCut,
+        ValueError,
+        r"num_heads \(3\) must be divisible by the 2 processes that trade heads; use attention='hybrid'",
+    ),
+    ({"plan": SequencePlan(**LAYERS, length=3)}, LayerCut, ValueError, r"length \(3\) must be at least 4, the runs"),
+    ({}, Toy, TypeError, "Toy has no method sequence_plan"),
+    ({"plan": SequencePlan(batch={"words": 1})}, LayerCut, ValueError, r"cuts \['words'\] of each batch"),
+    ({}, _OwnMean, RuntimeError, "training_step returned a loss of this process's positions alone"),
+    ({}, _Inattentive, RuntimeError, "sequences were cut, but neither attend nor scaled_dot_product_attention"),
+    ({}, _ShardsItself, ValueError, "_ShardsItself shards its parameters, but shard_size is None"),
+]
+
+
+def _refusals(rank: int) -> int:
+    os.environ["LOCAL_RANK"] = str(rank)
+    for settings, module, kind, message in REFUSALS:
+        with pytest.raises(kind, match=message):
+            trainer_of(2, ContextParallelStrategy(**settings)).fit(module(), batches(1, 0, 1))
+    with pytest.raises(ValueError, match="processes of a context group got different batches"):
+        trainer_of(2, "context_parallel").fit(LayerCut(), batches(1, 0, 1, start=rank))
+    return HEADS
+
+
+def test_what_cannot_work_is_refused_on_every_rank() -> None:
+    assert run_ranks(_refusals, 2, timeout=120) == [HEADS] * 2

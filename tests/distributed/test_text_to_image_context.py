@@ -1,0 +1,59 @@
+"""The text-to-image module under the strategy, as it is, against one process."""
+
+import dataclasses
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_dalle import ContextParallelStrategy, TextToImageModule
+from tests.distributed.toy_module import trainer_of, whole_state
+from tests.foreign_module import LIGHTNING_WARNINGS
+from tests.ranks import run_ranks
+from tests.unit.lightning_modules.tiny_text_to_image import NETWORK, TRAINING, loader, tiny_module
+
+pytestmark = LIGHTNING_WARNINGS
+CASES: list[dict[str, Any]] = [
+    {},
+    {"attention": "ulysses", "layout": "contiguous"},
+    {"shard_size": 2},
+]
+
+
+class _Recorded(TextToImageModule):
+    losses: list[float]
+
+    def training_step(self, *args: Any) -> Any:
+        loss = super().training_step(*args)
+        self.losses.append(loss.item())
+        return loss
+
+
+def _fit(strategy: Any, devices: int) -> dict[str, Any]:
+    # Row, column and convolution, with dropout, and random disturbances keyed by the share of the data.
+    network = dataclasses.replace(NETWORK, attention_dropout=0.1, activation_checkpointing=True)
+    training = dataclasses.replace(TRAINING, image_token_noise=0.2)
+    module = tiny_module(network=network, training=training)
+    module.__class__ = _Recorded
+    module.losses = []
+    torch.manual_seed(1)
+    trainer = trainer_of(devices, strategy, limit_val_batches=1)
+    trainer.fit(module, loader(5), loader(1))
+    validated = float(trainer.callback_metrics["val/loss"])
+    predicted: Any = trainer.predict(module, loader(1))
+    return {"losses": module.losses, "validated": validated, "predicted": predicted[0], "state": whole_state(module)}
+
+
+def _fit_on_rank(rank: int) -> list[dict[str, Any]]:
+    os.environ["LOCAL_RANK"] = str(rank)
+    return [_fit(ContextParallelStrategy(**settings), 2) for settings in CASES]
+
+
+def test_text_to_image_trains_as_on_one_process() -> None:
+    expected = _fit("auto", 1)
+    for answers in run_ranks(_fit_on_rank, 2, timeout=120):
+        for answer in answers:
+            assert answer["losses"] == pytest.approx(expected["losses"], abs=1e-5)
+            assert answer["validated"] == pytest.approx(expected["validated"], abs=1e-5)
+            assert torch.equal(answer["predicted"], expected["predicted"])

@@ -1,0 +1,37 @@
+"""Means over whole sequences, and the place where a cut takes them over."""
+
+import torch
+from torch import Tensor
+
+from lightning_dalle.ops.attention import attend
+from lightning_dalle.ops.attention_pattern import AttentionPattern
+from lightning_dalle.ops.sequence_cut import current_cut, sequence_mean, sequences_cut
+
+
+class _Recorder:
+    def attend(self, query: Tensor, *_: object) -> Tensor:
+        return torch.zeros_like(query)
+
+    def mean(self, total: Tensor, count: Tensor) -> Tensor:
+        return total + count
+
+
+def test_mean_of_nothing_is_nothing() -> None:
+    totals = torch.tensor([6.0, 0.0], requires_grad=True)
+    means = sequence_mean(totals, torch.tensor([3, 0]))
+    assert means.tolist() == [2.0, 0.0]
+    means.sum().backward()
+    assert totals.grad is not None
+    torch.testing.assert_close(totals.grad, torch.tensor([1 / 3, 1.0]))
+
+
+def test_a_cut_takes_over_until_sequences_are_whole_again() -> None:
+    pattern, query, cut = AttentionPattern("row", 3, 2, 2), torch.ones(1, 1, 7, 2), _Recorder()
+    with sequences_cut(cut):
+        assert current_cut() is cut
+        assert not attend(query[:, :, :4], query[:, :, :4], query[:, :, :4], pattern).any()
+        assert float(sequence_mean(torch.tensor(4.0), torch.tensor(2))) == 6
+        with sequences_cut(None):
+            assert attend(query, query, query, pattern).all()
+            assert float(sequence_mean(torch.tensor(4.0), torch.tensor(2))) == 2
+    assert current_cut() is None
