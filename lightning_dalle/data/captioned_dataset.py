@@ -1,21 +1,19 @@
-"""One sample of a captioned image set, as a function of (seed, epoch, index)."""
+"""One sample of a captioned set, as a function of (seed, epoch, index)."""
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-import torch
-from jaxtyping import UInt8
 from torch.utils.data import Dataset
 
-from lightning_dalle.data.augmentation import Augmentation, middle_square
 from lightning_dalle.data.keyed_random import keyed_numpy_generator
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 
-_CROP, _DROPOUT = 0, 1
+CROP, DROPOUT = 0, 1
+"""Purposes of randomness, the last number of its key."""
 
 
 class CaptionedSource(Protocol):
-    """Where images and captions come from; the same each time they are asked for."""
+    """What is described, and by which captions; the same each time it is asked for."""
 
     def __len__(self) -> int: ...
 
@@ -23,62 +21,51 @@ class CaptionedSource(Protocol):
         """The caption alone."""
         ...
 
-    def sample(self, index: int) -> tuple[UInt8[np.ndarray, "3 height width"], str]:
-        """The image at its own size, and its caption."""
-        ...
-
 
 @runtime_checkable
 class NegativeCaptionSource(Protocol):
-    """A source that knows what a picture nearly shows."""
+    """A source that knows what a sample nearly shows."""
 
     def negative_caption(self, index: int) -> str:
         """A text that differs little from the caption and is wrong, for contrastive training."""
         ...
 
 
-class CaptionedDataset(Dataset):
-    """Images cut to size, captions, and their ids if there is a tokenizer; wrong captions if the source has them.
+class CaptionedDataset(Dataset, ABC):
+    """Captions, their ids if there is a tokenizer, wrong ones if the source has them, and what the subclass adds.
 
-    Without augmentation an image is its middle square, resized.
     Indexed by (epoch, index), or by an index alone outside of training.
     """
 
     def __init__(
         self,
         source: CaptionedSource,
-        image_size: int,
         *,
         seed: int = 0,
-        augmentation: Augmentation | None = None,
         tokenizer: CaptionTokenizer | None = None,
         text_tokens: int = 256,
         dropout: float = 0.0,
     ) -> None:
-        self.source = source
-        self.image_size = image_size
         self.seed = seed
-        self.augmentation = augmentation
         self.tokenizer = tokenizer
         self.text_tokens = text_tokens
         self.dropout = dropout
+        self._length = len(source)
 
     def __len__(self) -> int:
-        return len(self.source)
+        return self._length
+
+    @abstractmethod
+    def content(self, epoch: int, index: int) -> dict[str, Any]:
+        """The caption, and what it describes."""
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        image, caption = self.source.sample(index)
-        if self.augmentation is None:
-            image = middle_square(image, self.image_size)
-        else:
-            image = self.augmentation(image, self.image_size, keyed_numpy_generator(self.seed, epoch, index, _CROP))
-        sample = {"image": torch.from_numpy(image), "caption": caption}
+        sample = self.content(epoch, index)
         if isinstance(self.source, NegativeCaptionSource):
             sample["negative_caption"] = self.source.negative_caption(index)
         if self.tokenizer is not None:
-            seed = (
-                int(keyed_numpy_generator(self.seed, epoch, index, _DROPOUT).integers(2**62)) if self.dropout else None
-            )
-            sample["text_tokens"] = self.tokenizer.encode([caption], self.text_tokens, self.dropout, seed)[0]
+            generator = keyed_numpy_generator(self.seed, epoch, index, DROPOUT)
+            seed = int(generator.integers(2**62)) if self.dropout else None
+            sample["text_tokens"] = self.tokenizer.encode([sample["caption"]], self.text_tokens, self.dropout, seed)[0]
         return sample

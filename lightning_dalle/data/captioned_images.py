@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lightning_dalle.data.caption_filters import rejects_caption, rejects_size
+from lightning_dalle.data.captioned_image_data_module import CaptionedImageDataModule
 from lightning_dalle.data.files_source import BrokenFiles, CaptionedFile, FilesSource
 from lightning_dalle.data.image_decoding import image_size
 from lightning_dalle.data.name_split_data_module import NameSplitDataModule
@@ -21,7 +22,7 @@ _HEADER_BYTES = 1 << 16
 logger = logging.getLogger(__name__)
 
 
-class CaptionedImages(NameSplitDataModule):
+class CaptionedImages(NameSplitDataModule, CaptionedImageDataModule):
     """Images (.jpg, .png, .webp) with captions in .txt or in the entry `caption` of .json files of the same name.
 
     What cannot be used (a broken image, no caption or an empty one, the rest of a damaged shard) is skipped, counted
@@ -33,7 +34,7 @@ class CaptionedImages(NameSplitDataModule):
         max_broken_share: An unusable share above this is an error. A damaged shard counts as one sample.
         filter_captions: Leave out short, foreign and boilerplate captions, as the paper does.
         max_aspect_ratio: Leave out images whose longer side exceeds the shorter by more; the paper's is 2.
-        settings: See `CaptionedDataModule`.
+        settings: See `CaptionedImageDataModule`.
 
     Raises:
         ValueError: a setting is out of its range; the message names it.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from lightning_dalle.data.captioned_data_module import CaptionedDataModule
+from lightning_dalle.data.captioned_image_data_module import CaptionedImageDataModule
 from lightning_dalle.data.keyed_random import keyed_numpy_generator
 from lightning_dalle.data.shapes import MIN_IMAGE_SIZE, OBJECT_INDEX, Scene, draw, place
 from lightning_dalle.data.shapes_compositions import held_out_scenes, negative_scene, trained_scenes
@@ -41,7 +41,7 @@ class ShapesSource:
         return draw(objects, self._corners[index], self.image_size), self.caption(index)
 
 
-class CaptionedShapes(CaptionedDataModule):
+class CaptionedShapes(CaptionedImageDataModule):
     """Pictures of one object, or of two and their relation, which `shapes_oracle` reads back.
 
     Batches also have a `negative_caption`: of two objects the opposite relation, of one another word.
@@ -54,7 +54,7 @@ class CaptionedShapes(CaptionedDataModule):
             the other kind. The few compositions of one object are soon known by heart, and then taught again and again.
         num_train: Training pictures. Compositions are drawn uniformly, within those of one and those of two objects.
         num_val: Validation pictures.
-        settings: See `CaptionedDataModule`.
+        settings: See `CaptionedImageDataModule`.
 
     Raises:
         ValueError: a setting is out of its range; the message names it.

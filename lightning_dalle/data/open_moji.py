@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
+from lightning_dalle.data.captioned_image_data_module import CaptionedImageDataModule
 from lightning_dalle.data.name_split_data_module import NameSplitDataModule
 from lightning_dalle.data.open_moji_pictures import load_open_moji
 from lightning_dalle.data.split_by_name import validation_mask
@@ -30,7 +31,7 @@ class ArraySource:
         return self.images[index], self.captions[index]
 
 
-class OpenMoji(NameSplitDataModule):
+class OpenMoji(NameSplitDataModule, CaptionedImageDataModule):
     """Emoji without skin tones, on white. By OpenMoji, CC BY-SA 4.0: show `open_moji_pictures.ATTRIBUTION` with them.
 
     Splits are `train`, `val`, and `all`, both together in the order of code points.
@@ -39,7 +40,7 @@ class OpenMoji(NameSplitDataModule):
         render_size: Side at which they are drawn; `image_size` if None. A larger one gives augmentation room to crop.
         val_share: Share of the emoji kept for validation, chosen by a hash of the name.
         cache: Folder for the drawn pictures; `LIGHTNING_DALLE_CACHE` or the user's cache folder if None.
-        settings: See `CaptionedDataModule`.
+        settings: See `CaptionedImageDataModule`.
 
     Raises:
         ModuleNotFoundError: the extra `quickstart` is not installed.
