@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from lightning_dalle.data.captioned_images import CaptionedImages as CaptionedImages
     from lightning_dalle.data.captioned_shapes import CaptionedShapes as CaptionedShapes
+    from lightning_dalle.data.moving_shapes import MovingShapes as MovingShapes
     from lightning_dalle.data.open_moji import OpenMoji as OpenMoji
     from lightning_dalle.data.tokenizer import CaptionTokenizer as CaptionTokenizer
     from lightning_dalle.distributed.context_attention import ContextAttention as ContextAttention
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from lightning_dalle.models.sparse_transformer import (
         SparseTransformer as SparseTransformer,
         SparseTransformerConfig as SparseTransformerConfig,
+    )
+    from lightning_dalle.models.video_autoencoder_protocol import (
+        PixelAutoencoder as PixelAutoencoder,
+        VideoAutoencoder as VideoAutoencoder,
     )
     from lightning_dalle.ops.attention_pattern import AttentionPattern as AttentionPattern
     from lightning_dalle.ops.sequence_cut import sequence_mean as sequence_mean
@@ -64,8 +69,10 @@ _MODULE_OF = {
     "DiscreteVAEModule": "lightning_dalle.lightning_modules.discrete_vae_module",
     "ImageGenerationMetrics": "lightning_dalle.callbacks",
     "LossScaleMonitor": "lightning_dalle.callbacks",
+    "MovingShapes": "lightning_dalle.data.moving_shapes",
     "OpenMoji": "lightning_dalle.data.open_moji",
     "PerBlockGradientScaling": "lightning_dalle.plugins",
+    "PixelAutoencoder": "lightning_dalle.models.video_autoencoder_protocol",
     "PowerSGD": "lightning_dalle.distributed.powersgd",
     "PowerSGDConfig": "lightning_dalle.distributed.powersgd_config",
     "SequenceLayout": "lightning_dalle.distributed.sequence_layout",
@@ -75,6 +82,7 @@ _MODULE_OF = {
     "SparseTransformer": "lightning_dalle.models.sparse_transformer",
     "SparseTransformerConfig": "lightning_dalle.models.sparse_transformer",
     "TextToImageModule": "lightning_dalle.lightning_modules.text_to_image_module",
+    "VideoAutoencoder": "lightning_dalle.models.video_autoencoder_protocol",
     "export_checkpoint": "lightning_dalle.strategies",
     "load_openai": "lightning_dalle.models.openai_checkpoint",
     "sequence_mean": "lightning_dalle.ops.sequence_cut",

@@ -116,33 +116,32 @@ def shape_mask(size: str, shape: str, image_size: int) -> Float[np.ndarray, "sid
 
 
 @functools.cache
-def _sprites(image_size: int) -> tuple[np.ndarray, ...]:
+def sprites(image_size: int) -> tuple[np.ndarray, ...]:
     """All objects on white as uint8 [3, side, side], in the order of `OBJECTS`."""
     if image_size < MIN_IMAGE_SIZE:
         raise ValueError(
             f"image_size ({image_size}) must be at least {MIN_IMAGE_SIZE}: below that the shapes look alike"
         )
-    sprites = []
+    drawn = []
     for item in OBJECTS:
         mask = shape_mask(item.size, item.shape, image_size)
         colour = COLOUR_VALUES[COLOURS.index(item.colour)].astype(np.float64)
-        sprites.append(np.rint(255 + mask * (colour[:, None, None] - 255)).astype(np.uint8))
-    return tuple(sprites)
+        drawn.append(np.rint(255 + mask * (colour[:, None, None] - 255)).astype(np.uint8))
+    return tuple(drawn)
 
 
 def draw(
     objects: Sequence[int], corners: Sequence[tuple[int, int]], image_size: int
 ) -> UInt8[np.ndarray, "3 height width"]:
     """Stamp objects (positions in `OBJECTS`) with their upper left corners at (row, column) on white."""
-    sprites = _sprites(image_size)
     image = np.full((3, image_size, image_size), 255, dtype=np.uint8)
     for index, (row, column) in zip(objects, corners, strict=True):
-        sprite = sprites[index]
+        sprite = sprites(image_size)[index]
         image[:, row : row + sprite.shape[1], column : column + sprite.shape[2]] = sprite
     return image
 
 
-def _start(generator: np.random.Generator, bounds: tuple[float, float], step: int) -> int:
+def start_between(generator: np.random.Generator, bounds: tuple[float, float], step: int) -> int:
     """A random multiple of the step within the bounds."""
     low, high = bounds
     first, last = int(np.ceil(low / step)), int(np.floor(high / step))
@@ -164,7 +163,7 @@ def place(scene: Scene, image_size: int, generator: np.random.Generator) -> list
         along = (0, middle - gap - side) if in_first_half else (middle + gap, image_size - side)
         rows = along if scene.relation in ("above", "below") else across
         columns = along if scene.relation in ("left of", "right of") else across
-        corners.append((_start(generator, rows, step), _start(generator, columns, step)))
+        corners.append((start_between(generator, rows, step), start_between(generator, columns, step)))
     return corners
 
 

@@ -25,7 +25,7 @@ class Detections:
     """The object that explains each picture best."""
 
     item: Tensor
-    """[batch] position in OBJECTS."""
+    """[batch] position among the templates."""
     row: Tensor
     column: Tensor
     contrast: Tensor
@@ -40,12 +40,14 @@ def _templates(image_size: int) -> Float[Tensor, "objects 3 side side"]:
     return 1 - pictures[:, :, :box, :box].float() / 255
 
 
-def _detect(darkness: Float[Tensor, "batch 3 size size"]) -> Detections:
-    """The object and place that lower the squared error of each picture most."""
-    size = darkness.shape[-1]
-    templates = _templates(size)
-    # Small objects may stand nearer to the right and lower border than the templates' common box.
-    margin = templates.shape[-1] - sprite_side("small", size)
+def detect(
+    darkness: Float[Tensor, "batch 3 height width"], templates: Float[Tensor, "objects 3 side side"], margin: int = 0
+) -> Detections:
+    """The object and place that lower the squared error of each picture most.
+
+    Args:
+        margin: How far a template's box may reach over the right and lower border, where it is empty.
+    """
     energies = templates.square().sum(dim=(1, 2, 3))[:, None, None]
     contrast = functional.conv2d(functional.pad(darkness, (0, margin, 0, margin)), templates) / energies
     strength = contrast.clamp(MIN_CONTRAST, 1)
@@ -55,17 +57,20 @@ def _detect(darkness: Float[Tensor, "batch 3 size size"]) -> Detections:
     return Detections(item, row, column, contrast.flatten(1).gather(1, best[:, None])[:, 0])
 
 
-def _erase(darkness: Float[Tensor, "batch 3 size size"], found: Detections) -> Tensor:
+def erase(
+    darkness: Float[Tensor, "batch 3 height width"],
+    found: Detections,
+    templates: Float[Tensor, "objects 3 side side"],
+) -> Float[Tensor, "batch 3 height width"]:
     """The pictures less the detected objects, where one was found."""
-    size = darkness.shape[-1]
-    templates = _templates(size)
+    height, width = darkness.shape[-2:]
     box = templates.shape[-1]
     canvas = functional.pad(darkness, (0, box, 0, box))
     strength = found.contrast.clamp(max=1) * (found.contrast >= MIN_CONTRAST)
     drawn = templates[found.item] * strength[:, None, None, None]
     for picture, row, column, stamp in zip(canvas, found.row.tolist(), found.column.tolist(), drawn, strict=True):
         picture[:, row : row + box, column : column + box] -= stamp
-    return canvas[:, :, :size, :size]
+    return canvas[:, :, :height, :width]
 
 
 def _scene(found: Sequence[Detections], index: int, image_size: int) -> Scene | None:
@@ -93,13 +98,16 @@ def _scene(found: Sequence[Detections], index: int, image_size: int) -> Scene | 
 def read_scenes(images: UInt8[Tensor, "batch 3 size size"]) -> list[Scene | None]:
     """The scene of each picture, said with `left of` or `above`; None where no one or two objects can be read."""
     size = images.shape[-1]
+    templates = _templates(size)
+    # Small objects may stand nearer to the right and lower border than the templates' common box.
+    margin = templates.shape[-1] - sprite_side("small", size)
     scenes: list[Scene | None] = []
     for chunk in images.split(BATCH_SIZE):
         darkness = 1 - chunk.cpu().float() / 255
         found = []
         for _ in range(3):
-            found.append(_detect(darkness))
-            darkness = _erase(darkness, found[-1])
+            found.append(detect(darkness, templates, margin))
+            darkness = erase(darkness, found[-1], templates)
         scenes += [_scene(found, index, size) for index in range(len(chunk))]
     return scenes
 
