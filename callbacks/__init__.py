@@ -3,5 +3,6 @@
 from lightning_dalle.callbacks.clip_reranking import CLIPReranking, RerankingResult
 from lightning_dalle.callbacks.image_generation_metrics import ImageGenerationMetrics
 from lightning_dalle.callbacks.loss_scale_monitor import LossScaleMonitor
+from lightning_dalle.callbacks.video_samples import VideoSamples
 
-__all__ = ["CLIPReranking", "ImageGenerationMetrics", "LossScaleMonitor", "RerankingResult"]
+__all__ = ["CLIPReranking", "ImageGenerationMetrics", "LossScaleMonitor", "RerankingResult", "VideoSamples"]

@@ -12,6 +12,7 @@ from torchvision.utils import make_grid
 
 from lightning_dalle.callbacks.generation_callback import GenerationCallback
 from lightning_dalle.callbacks.protocols import ImageTextScorer
+from lightning_dalle.evaluation.clip_logging import clip_grid, log_clip
 from lightning_dalle.evaluation.image_logging import log_image
 from lightning_dalle.models.evaluation_mode import evaluation_mode
 
@@ -25,20 +26,22 @@ class RerankingResult:
 
     Attributes:
         step: Optimizer updates so far.
-        images: The best of each caption, best first.
+        images: The best of each caption, best first; clips have frames before the height.
         scores: Of all candidates, in the order in which they were drawn.
         order: Numbers of the kept candidates: `images[c, k]` is candidate `order[c, k]` with `scores[c, order[c, k]]`.
     """
 
     step: int
     captions: tuple[str, ...]
-    images: UInt8[Tensor, "captions keep 3 height width"]
+    images: UInt8[Tensor, "captions keep 3 *size"]
     scores: Float[Tensor, "captions num_candidates"]
     order: Int[Tensor, "captions keep"]
 
 
 class CLIPReranking(GenerationCallback):
     """Draws candidates of fixed captions, keeps those that fit best, and logs them as one grid.
+
+    The score of a clip is the mean of its frames' scores, and a grid of clips is a clip.
 
     At the end of a validation, test or prediction run. A row of the grid is a caption, best candidate first. The scorer
     lives in the callback only: it is no part of the trained model, of its optimizer or of its checkpoints. Each rank
@@ -103,27 +106,26 @@ class CLIPReranking(GenerationCallback):
 
     def _rerank(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         with self._sampling(trainer, pl_module):
-            images, scores, order = (self._gather(trainer, part) for part in self._rank_share(trainer, pl_module))
+            parts = self._rank_share(trainer, pl_module)
+            images, scores, order = (self._gather_shares(trainer, part, len(self.captions)) for part in parts)
         self._check_finite(scores, trainer.global_step)
         self.result = RerankingResult(trainer.global_step, self.captions, images, scores, order)
         if stage != "predict":
             figures = {"best_score": scores.max(dim=1).values.mean(), "mean_score": scores.mean()}
             pl_module.log_dict({f"{stage}/reranking_{name}": value for name, value in figures.items()}, sync_dist=True)
         if trainer.is_global_zero:
-            grid = make_grid(images.flatten(0, 1), nrow=self.keep)
-            log_image(trainer.loggers, f"{stage}/reranked", grid, trainer.global_step, self._describe(self.result))
+            self._log_grid(trainer, f"{stage}/reranked", self.result)
         trainer.strategy.barrier(type(self).__name__)
 
     def _rank_share(self, trainer: Trainer, pl_module: LightningModule) -> tuple[Tensor, Tensor, Tensor]:
-        """Kept images, scores and order of this rank's captions; shares are equal, so the last caption may repeat."""
-        share = -(-len(self.captions) // trainer.world_size)
-        numbers = [min(trainer.global_rank * share + index, len(self.captions) - 1) for index in range(share)]
+        """Kept images, scores and order of this rank's captions."""
+        numbers = self._own_share(trainer, len(self.captions))
         captions_at_once = max(1, MAX_CANDIDATES_AT_ONCE // self.num_candidates)
         chunks = [
             self._rank_candidates(
                 trainer, pl_module, [self.captions[number] for number in numbers[start:][:captions_at_once]]
             )
-            for start in range(0, share, captions_at_once)
+            for start in range(0, len(numbers), captions_at_once)
         ]
         images, scores, order = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         return images, scores, order
@@ -139,15 +141,22 @@ class CLIPReranking(GenerationCallback):
     def _score(self, candidates: Tensor, captions: Sequence[str]) -> Tensor:
         pairs = list(zip(candidates, captions, strict=True))
         if not isinstance(self.scorer, nn.Module):
-            return torch.stack([self.scorer.score(images, [caption])[:, 0].float() for images, caption in pairs])
+            return torch.stack([self._score_caption(images, caption) for images, caption in pairs])
         self.scorer.to(candidates.device)
         with evaluation_mode(self.scorer):
-            return torch.stack([self.scorer.score(images, [caption])[:, 0].float() for images, caption in pairs])
+            return torch.stack([self._score_caption(images, caption) for images, caption in pairs])
 
-    def _gather(self, trainer: Trainer, share: Tensor) -> Tensor:
-        """The rows of all ranks, in the order of the captions, on the CPU."""
-        gathered = share if trainer.world_size == 1 else trainer.strategy.all_gather(share).flatten(0, 1)
-        return gathered[: len(self.captions)].cpu()
+    def _score_caption(self, candidates: Tensor, caption: str) -> Tensor:
+        """The score of each candidate, of clips the mean over frames."""
+        frames = candidates.transpose(1, 2).flatten(0, 1) if candidates.ndim == 5 else candidates
+        return self.scorer.score(frames, [caption])[:, 0].float().unflatten(0, (len(candidates), -1)).mean(dim=1)
+
+    def _log_grid(self, trainer: Trainer, name: str, result: RerankingResult) -> None:
+        images, text = result.images.flatten(0, 1), self._describe(result)
+        if images.ndim == 5:
+            log_clip(trainer.loggers, name, clip_grid(images, self.keep), trainer.global_step, text)
+        else:
+            log_image(trainer.loggers, name, make_grid(images, nrow=self.keep), trainer.global_step, text)
 
     def _check_finite(self, scores: Tensor, step: int) -> None:
         for caption, row in zip(self.captions, scores, strict=True):

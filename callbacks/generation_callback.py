@@ -1,11 +1,11 @@
-"""The common ground of callbacks that draw images from the model in training."""
+"""The common ground of callbacks that draw images or clips from the model in training."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.trainer.states import TrainerFn
@@ -101,22 +101,37 @@ class GenerationCallback(Callback):
         captions: Sequence[str],
         num_candidates: int,
         key: tuple[int, ...] = (),
-    ) -> UInt8[Tensor, "captions num_candidates 3 height width"]:
-        """Draw images from a generator seeded by `seed` and `key`.
+    ) -> UInt8[Tensor, "captions num_candidates 3 *size"]:
+        """Draw images or clips from a generator seeded by `seed` and `key`.
 
         Raises:
-            TypeError: If they are no uint8 images [captions, num_candidates, 3, height, width].
+            TypeError: If they are no uint8 images [captions, num_candidates, 3, height, width], nor clips with frames
+                before the height.
         """
         generator = keyed_generator((self.seed, *key), pl_module.device)
         model = cast(CandidateGenerator, pl_module)
         with trainer.precision_plugin.forward_context():
             images = model.generate(list(captions), num_candidates, generator=generator, **self.generate_options)
-        if images.dtype != torch.uint8 or images.shape[:3] != (len(captions), num_candidates, 3) or images.ndim != 5:
+        is_drawn = images.dtype == torch.uint8 and images.ndim in (5, 6)
+        if not is_drawn or images.shape[:3] != (len(captions), num_candidates, 3):
             raise TypeError(
                 f"generate of {type(pl_module).__name__} returned {images.dtype} {tuple(images.shape)}; it must be "
-                f"uint8 [captions ({len(captions)}), num_candidates ({num_candidates}), 3, height, width]"
+                f"uint8 [captions ({len(captions)}), num_candidates ({num_candidates}), 3, height, width], for clips "
+                "[..., 3, frames, height, width]"
             )
         return images
+
+    def _own_share(self, trainer: Trainer, count: int) -> list[int]:
+        """Which of `count` things this rank is to do; shares are equal, so the last one may repeat."""
+        share = -(-count // trainer.world_size)
+        return [min(trainer.global_rank * share + index, count - 1) for index in range(share)]
+
+    def _gather_shares(
+        self, trainer: Trainer, share: Shaped[Tensor, "share *row"], count: int
+    ) -> Shaped[Tensor, "count *row"]:
+        """What all ranks did, in order, on the CPU."""
+        gathered = share if trainer.world_size == 1 else trainer.strategy.all_gather(share).flatten(0, 1)
+        return gathered[:count].cpu()
 
     @contextmanager
     def _averaged_weights(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:

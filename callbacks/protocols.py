@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @runtime_checkable
 class CandidateGenerator(Protocol):
-    """A model that draws images of captions."""
+    """A model that draws images or clips of captions."""
 
     def generate(
         self,
@@ -19,8 +19,11 @@ class CandidateGenerator(Protocol):
         *,
         generator: torch.Generator | None = ...,
         **options: Any,
-    ) -> UInt8[Tensor, "captions num_candidates 3 height width"]:
-        """Draw `num_candidates` images of each caption, with random numbers from `generator`, on the model's device."""
+    ) -> UInt8[Tensor, "captions num_candidates 3 *size"]:
+        """Draw `num_candidates` of each caption, with random numbers from `generator`, on the model's device.
+
+        The size is (height, width) of images, (frames, height, width) of clips.
+        """
         ...
 
 

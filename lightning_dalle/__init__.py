@@ -11,9 +11,12 @@ if TYPE_CHECKING:
         CLIPReranking as CLIPReranking,
         ImageGenerationMetrics as ImageGenerationMetrics,
         LossScaleMonitor as LossScaleMonitor,
+        VideoSamples as VideoSamples,
     )
+    from lightning_dalle.data.animated_emoji import AnimatedEmoji as AnimatedEmoji
     from lightning_dalle.data.captioned_images import CaptionedImages as CaptionedImages
     from lightning_dalle.data.captioned_shapes import CaptionedShapes as CaptionedShapes
+    from lightning_dalle.data.captioned_videos import CaptionedVideos as CaptionedVideos
     from lightning_dalle.data.moving_shapes import MovingShapes as MovingShapes
     from lightning_dalle.data.open_moji import OpenMoji as OpenMoji
     from lightning_dalle.data.tokenizer import CaptionTokenizer as CaptionTokenizer
@@ -28,12 +31,19 @@ if TYPE_CHECKING:
     from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule as ContrastiveModule
     from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule as DiscreteVAEModule
     from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule as TextToImageModule
+    from lightning_dalle.lightning_modules.video_autoencoder_module import (
+        VideoAutoencoderModule as VideoAutoencoderModule,
+    )
     from lightning_dalle.models.contrastive import ContrastiveConfig as ContrastiveConfig
     from lightning_dalle.models.discrete_vae import DiscreteVAE as DiscreteVAE, DiscreteVAEConfig as DiscreteVAEConfig
     from lightning_dalle.models.openai_checkpoint import load_openai as load_openai
     from lightning_dalle.models.sparse_transformer import (
         SparseTransformer as SparseTransformer,
         SparseTransformerConfig as SparseTransformerConfig,
+    )
+    from lightning_dalle.models.video_autoencoder import (
+        CausalVideoAutoencoder as CausalVideoAutoencoder,
+        CausalVideoAutoencoderConfig as CausalVideoAutoencoderConfig,
     )
     from lightning_dalle.models.video_autoencoder_protocol import (
         PixelAutoencoder as PixelAutoencoder,
@@ -53,11 +63,15 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {
     "AdamW16": "lightning_dalle.optim",
+    "AnimatedEmoji": "lightning_dalle.data.animated_emoji",
     "AttentionPattern": "lightning_dalle.ops.attention_pattern",
     "CLIPReranking": "lightning_dalle.callbacks",
     "CaptionTokenizer": "lightning_dalle.data.tokenizer",
     "CaptionedImages": "lightning_dalle.data.captioned_images",
     "CaptionedShapes": "lightning_dalle.data.captioned_shapes",
+    "CaptionedVideos": "lightning_dalle.data.captioned_videos",
+    "CausalVideoAutoencoder": "lightning_dalle.models.video_autoencoder",
+    "CausalVideoAutoencoderConfig": "lightning_dalle.models.video_autoencoder",
     "ContextAttention": "lightning_dalle.distributed.context_attention",
     "ContextGroups": "lightning_dalle.distributed.context_groups",
     "ContextParallelStrategy": "lightning_dalle.strategies",
@@ -83,6 +97,8 @@ _MODULE_OF = {
     "SparseTransformerConfig": "lightning_dalle.models.sparse_transformer",
     "TextToImageModule": "lightning_dalle.lightning_modules.text_to_image_module",
     "VideoAutoencoder": "lightning_dalle.models.video_autoencoder_protocol",
+    "VideoAutoencoderModule": "lightning_dalle.lightning_modules.video_autoencoder_module",
+    "VideoSamples": "lightning_dalle.callbacks",
     "export_checkpoint": "lightning_dalle.strategies",
     "load_openai": "lightning_dalle.models.openai_checkpoint",
     "sequence_mean": "lightning_dalle.ops.sequence_cut",

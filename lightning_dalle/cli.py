@@ -7,6 +7,7 @@ import lightning_dalle
 from lightning_dalle.commands.recipes import packaged_recipes
 
 _MODULE_OF = {
+    "fetch": "lightning_dalle.commands.fetch",
     "fit": "lightning_dalle.commands.trainer",
     "predict": "lightning_dalle.commands.trainer",
     "quickstart": "lightning_dalle.quickstart.command",
@@ -29,6 +30,7 @@ one stage, from a recipe (--config RECIPE.yaml; then any value by its name, as -
   predict      run its predict_step
 
 around it:
+  fetch        fetch a data set that no package brings
   tokenizer    train a tokenizer on the captions of a recipe's data
   sample       draw pictures for captions from a trained checkpoint
 

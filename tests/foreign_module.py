@@ -66,6 +66,14 @@ class Painter(LightningModule):
         return ((levels + contrast * (noise - 0.5)).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
+class Filmer(Painter):
+    """Paints clips that flicker with the contrast."""
+
+    def generate(self, captions: Sequence[str], num_candidates: int = 1, **options: Any) -> Tensor:
+        frames = [super(Filmer, self).generate(captions, num_candidates, **options) for _ in range(3)]
+        return torch.stack(frames, dim=3)
+
+
 class MeanColour(nn.Module):
     """Three features of an image."""
 
@@ -93,6 +101,19 @@ def painted_loader(num_images: int = 6, batch_size: int = 2) -> DataLoader[Any]:
     data: Any = [
         {"image": image, "caption": CAPTIONS[number % len(CAPTIONS)]}
         for number, image in enumerate(painted_images(num_images))
+    ]
+    return DataLoader(data, batch_size=batch_size)
+
+
+def filmed_clips(num_clips: int = 6, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (num_clips, 3, 3, 8, 8), generator=generator, dtype=torch.uint8)
+
+
+def filmed_loader(num_clips: int = 6, batch_size: int = 2) -> DataLoader[Any]:
+    data: Any = [
+        {"video": clip, "caption": CAPTIONS[number % len(CAPTIONS)]}
+        for number, clip in enumerate(filmed_clips(num_clips))
     ]
     return DataLoader(data, batch_size=batch_size)
 

@@ -27,15 +27,29 @@ def area_resize(image: UInt8[np.ndarray, "3 height width"], size: int) -> UInt8[
     Enlarging by it repeats pixels, as TensorFlow's area resize does. The listings also align corners, which moves edges
     by less than a pixel and is left out.
     """
-    if image.shape[1:] == (size, size):
+    return _area_resize(image, (size, size))
+
+
+def _area_resize(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    if image.shape[1:] == size:
         return image
-    rows, columns = _coverage(image.shape[1], size), _coverage(image.shape[2], size)
+    rows, columns = (_coverage(*lengths) for lengths in zip(image.shape[1:], size, strict=True))
     resized = rows @ image.astype(np.float32) @ columns.T
     return np.rint(np.clip(resized, 0, 255)).astype(np.uint8)
 
 
 def _crop(image: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
     return image[:, top : top + size, left : left + size]
+
+
+def middle_window(
+    image: UInt8[np.ndarray, "3 height width"], size: tuple[int, int]
+) -> UInt8[np.ndarray, "3 new_height new_width"]:
+    """The largest window in the middle that has the proportions of (height, width), resized to it."""
+    scale = min(length / wanted for length, wanted in zip(image.shape[1:], size, strict=True))
+    cut = [round(scale * wanted) for wanted in size]
+    top, left = ((length - kept) // 2 for length, kept in zip(image.shape[1:], cut, strict=True))
+    return np.ascontiguousarray(_area_resize(image[:, top : top + cut[0], left : left + cut[1]], size))
 
 
 def _random_crop(image: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
@@ -92,9 +106,7 @@ def _middle_offset(slack: int, generator: np.random.Generator) -> int:
 
 def middle_square(image: Image, target_size: int) -> UInt8[np.ndarray, "3 target_size target_size"]:
     """The square in the middle, resized to the target: what validation sees."""
-    side = min(image.shape[1:])
-    top, left = ((length - side) // 2 for length in image.shape[1:])
-    return np.ascontiguousarray(area_resize(_crop(image, top, left, side), target_size))
+    return middle_window(image, (target_size, target_size))
 
 
 AUGMENTATIONS: dict[str, Augmentation | None] = {

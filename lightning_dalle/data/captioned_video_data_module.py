@@ -17,9 +17,6 @@ class CaptionedVideoDataModule(CaptionedDataModule):
         width: W, in pixels.
         settings: See `CaptionedDataModule`.
 
-    Attributes:
-        skipped: How many clips were left out, by the reason; complete once a split was looked at.
-
     Raises:
         ValueError: a setting is out of its range; the message names it.
     """
@@ -32,7 +29,6 @@ class CaptionedVideoDataModule(CaptionedDataModule):
         self.frames = frames
         self.height = height
         self.width = width
-        self.skipped: Counter[str] = Counter()
 
     @abstractmethod
     def source(self, split: str) -> ClipSource:
@@ -42,9 +38,13 @@ class CaptionedVideoDataModule(CaptionedDataModule):
         """Clips of a split, cut at random places of longer ones in training only."""
         return CaptionedClipDataset(self.source(split), random_cuts=training, **self._caption_settings(training))
 
+    def skipped(self) -> Counter[str]:
+        """How many clips were left out so far, by the reason."""
+        return Counter()
+
     def report(self) -> str:
         """How many clips each split takes, and how many were left out and why."""
         splits = ("train", "val") if self.test_split == "val" else ("train", "val", self.test_split)
         taken = ", ".join(f"{len(self.source(split))} in {split}" for split in splits)
-        skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.skipped.items()))
+        skipped = ", ".join(f"{count} {reason}" for reason, count in sorted(self.skipped().items()))
         return f"clips: {taken}; left out: {skipped or 'none'}"

@@ -1,14 +1,12 @@
-"""Images in files, decoded when they are asked for."""
+"""Images or clips in files, decoded when they are asked for."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import UInt8
 
-from lightning_dalle.data.image_decoding import decode_image
 from lightning_dalle.data.sample_files import Part, SampleError
 
 logger = logging.getLogger(__name__)
@@ -19,7 +17,7 @@ class CaptionedFile:
     """A sample that looked usable when the files were scanned."""
 
     name: str
-    image: Part
+    content: Part
     caption: str
 
 
@@ -56,7 +54,10 @@ class BrokenFiles:
 
 
 class FilesSource:
-    """Decodes images when they are asked for. In place of a broken one comes the next that is whole."""
+    """Files that are decoded when they are asked for. In place of a broken one comes the next that is whole."""
+
+    kind: str
+    """What they are, in messages."""
 
     def __init__(self, files: Sequence[CaptionedFile], broken: BrokenFiles) -> None:
         self.files = files
@@ -69,8 +70,8 @@ class FilesSource:
         """The caption of one file."""
         return self.files[index].caption
 
-    def sample(self, index: int) -> tuple[UInt8[np.ndarray, "3 height width"], str]:
-        """Image and caption of one file.
+    def first_whole(self, index: int, decode: Callable[[Part], np.ndarray]) -> tuple[np.ndarray, str]:
+        """The content of one file, and its caption.
 
         Raises:
             SampleError: too many files are broken. Each worker process counts those that it met itself.
@@ -78,8 +79,8 @@ class FilesSource:
         for step in range(len(self.files)):
             file = self.files[(index + step) % len(self.files)]
             try:
-                return decode_image(file.image.read()), file.caption
+                return decode(file.content), file.caption
             except OSError as error:
-                self.broken.add(f"{file.name}: the image cannot be decoded ({error})")
+                self.broken.add(f"{file.name}: the {self.kind} cannot be decoded ({error})")
                 self.broken.check()
-        raise SampleError(f"{self.broken.path}: no image can be decoded. The first: {self.broken.problems[0]}")
+        raise SampleError(f"{self.broken.path}: no {self.kind} can be decoded. The first: {self.broken.problems[0]}")

@@ -17,7 +17,7 @@ def image_size(content: bytes) -> tuple[int, int]:
     Raises:
         OSError: the header is not that of an image.
     """
-    with _opened(content) as image:
+    with opened_image(content) as image:
         return image.size
 
 
@@ -27,17 +27,21 @@ def decode_image(content: bytes) -> UInt8[np.ndarray, "3 height width"]:
     Raises:
         OSError: the image is broken, truncated, or so large that it may be an attack on the memory.
     """
-    with _opened(content) as opened:
-        image: Image.Image = ImageOps.exif_transpose(opened)
-        if "A" in image.getbands() or "transparency" in image.info:
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-        elif image.mode.startswith("I"):  # 16-bit grey, which a conversion would clip
-            image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
-        return np.ascontiguousarray(np.asarray(image.convert("RGB")).transpose(2, 0, 1))
+    with opened_image(content) as opened:
+        return as_rgb(ImageOps.exif_transpose(opened))
+
+
+def as_rgb(image: Image.Image) -> UInt8[np.ndarray, "3 height width"]:
+    """The pixels of an opened image, transparent parts in white."""
+    if "A" in image.getbands() or "transparency" in image.info:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    elif image.mode.startswith("I"):  # 16-bit grey, which a conversion would clip
+        image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
+    return np.ascontiguousarray(np.asarray(image.convert("RGB")).transpose(2, 0, 1))
 
 
 @contextmanager
-def _opened(content: bytes) -> Iterator[Image.Image]:
+def opened_image(content: bytes) -> Iterator[Image.Image]:
     """The image, with whatever decoders stumble over in damaged files as OSError."""
     try:
         with Image.open(io.BytesIO(content)) as image:

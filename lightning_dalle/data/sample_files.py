@@ -1,16 +1,14 @@
-"""Finds images and their captions in folders and in WebDataset tar shards.
+"""Finds images or clips and their captions in folders and in WebDataset tar shards.
 
-Both give the same thing: named samples whose image and caption can be read at any time, by any process, in any order.
+Both give the same thing: named samples whose content and caption can be read at any time, by any process, in any order.
 """
 
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from lightning_dalle.data.image_decoding import IMAGE_SUFFIXES
 
 _CAPTION_SUFFIXES = (".txt", ".json")
 
@@ -52,10 +50,9 @@ class Sample:
     name: str
     parts: dict[str, Part] = field(default_factory=dict)
 
-    @property
-    def image(self) -> Part | None:
-        """The first part with the suffix of an image."""
-        return next((self.parts[suffix] for suffix in IMAGE_SUFFIXES if suffix in self.parts), None)
+    def first_part(self, suffixes: Sequence[str]) -> Part | None:
+        """The part with the first of the suffixes that there is."""
+        return next((self.parts[suffix] for suffix in suffixes if suffix in self.parts), None)
 
     def read_caption(self) -> str:
         """The caption on one line: the .txt, else the entry `caption` of the .json.
@@ -81,19 +78,19 @@ class Sample:
         return None
 
 
-def folder_samples(folder: Path) -> Iterator[Sample]:
-    """Images of a folder and its subfolders, by name, each with the files that differ in the suffix only."""
+def folder_samples(folder: Path, suffixes: Sequence[str]) -> Iterator[Sample]:
+    """Files of a folder and its subfolders with one of the suffixes, each with those that differ in the suffix only."""
     samples: dict[str, Sample] = {}
     for directory, subfolders, files in os.walk(folder):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for file in sorted(name for name in files if not name.startswith(".")):
             path = Path(directory, file)
-            _add(samples, path.with_suffix("").relative_to(folder).as_posix(), path.suffix, Part(path))
-    return (sample for sample in samples.values() if sample.image)
+            _add(samples, path.with_suffix("").relative_to(folder).as_posix(), path.suffix, Part(path), suffixes)
+    return (sample for sample in samples.values() if sample.first_part(suffixes))
 
 
-def shard_samples(shard: Path, report: Callable[[str], None]) -> Iterator[Sample]:
-    """Images of an uncompressed tar file, as img2dataset writes them: the parts of a sample share the name up to a dot.
+def shard_samples(shard: Path, report: Callable[[str], None], suffixes: Sequence[str]) -> Iterator[Sample]:
+    """Samples of an uncompressed tar file, as img2dataset writes it: the parts of a sample share the name up to a dot.
 
     Args:
         report: Is told of damage, by the shard's name first; all that lies before the damage is used.
@@ -106,16 +103,17 @@ def shard_samples(shard: Path, report: Callable[[str], None]) -> Iterator[Sample
                 if member.isfile() and member.offset_data + member.size <= size:
                     stem, _, suffix = Path(member.name).name.partition(".")
                     part = Part(shard, member.offset_data, member.size)
-                    _add(samples, f"{shard.name}/{(Path(member.name).parent / stem).as_posix()}", f".{suffix}", part)
+                    name = f"{shard.name}/{(Path(member.name).parent / stem).as_posix()}"
+                    _add(samples, name, f".{suffix}", part, suffixes)
             _check_end(shard, archive.offset)
     except (tarfile.TarError, OSError, EOFError) as error:
         report(f"{shard}: the shard is damaged or truncated ({error})")
-    return (sample for sample in samples.values() if sample.image)
+    return (sample for sample in samples.values() if sample.first_part(suffixes))
 
 
-def _add(samples: dict[str, Sample], name: str, suffix: str, part: Part) -> None:
+def _add(samples: dict[str, Sample], name: str, suffix: str, part: Part, suffixes: Sequence[str]) -> None:
     suffix = suffix.lower()
-    if suffix in IMAGE_SUFFIXES or suffix in _CAPTION_SUFFIXES:
+    if suffix in suffixes or suffix in _CAPTION_SUFFIXES:
         samples.setdefault(name, Sample(name)).parts[suffix] = part
 
 

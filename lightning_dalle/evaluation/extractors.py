@@ -22,8 +22,7 @@ class ModuleExtractor(FeatureExtractor):
     """
 
     def __init__(self, module: nn.Module, name: str | None = None) -> None:
-        name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(module).__name__).lower().strip("_")
-        super().__init__(copy.deepcopy(module), name, "by the module")
+        super().__init__(copy.deepcopy(module), name or snake_case(type(module).__name__), "by the module")
 
     def compute(self, images: UInt8[Tensor, "images 3 height width"]) -> ImageFeatures:
         """Features of one chunk of images.
@@ -38,6 +37,11 @@ class ModuleExtractor(FeatureExtractor):
                 "it must be [images, features]"
             )
         return ImageFeatures(features, features.new_empty(len(features), 0))
+
+
+def snake_case(name: str) -> str:
+    """Return a class name as the scores spell it."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_")
 
 
 def load_extractor(features: str | Path | nn.Module) -> FeatureExtractor:

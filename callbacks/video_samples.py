@@ -1,0 +1,148 @@
+"""Clips of a model in training, where its logger shows them, and how much moves in them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import UInt8
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from lightning_dalle.callbacks.generation_callback import GenerationCallback
+from lightning_dalle.evaluation.clip_logging import clip_grid, log_clip
+from lightning_dalle.evaluation.clip_writing import CLIP_SUFFIXES
+from lightning_dalle.evaluation.motion import frame_difference
+
+MAX_CLIPS_AT_ONCE = 64
+"""Clips of one call of `generate`, or of one caption if it has more."""
+
+
+class VideoSamples(GenerationCallback):
+    """Draws clips of fixed captions and logs them as one clip, a caption a row.
+
+    At the end of a validation, test or prediction run; W&B gets an encoded file, other loggers have it in their folder.
+    Logged beside the grid `STAGE/samples`: `STAGE/sample_motion`, the mean absolute difference of neighbouring frames
+    in grey levels, and where batches have a `video`, `STAGE/data_motion` of those and the ratio `STAGE/motion_ratio`,
+    1 where as much moves as in the data (not at prediction). Each rank draws its share of the captions.
+
+    Args:
+        num_candidates: Clips of each caption.
+        frame_rate: Frames per second at which they are shown.
+        suffix: Format of the files, `.mp4` with the extra `video`, or `.gif`; W&B refuses `.webp`.
+        every_n_validations: Turns, see `GenerationCallback`.
+        generate_options: Passed on to `generate`.
+        seed: Of the clips.
+
+    Attributes:
+        clips: Of the last turn, uint8 [captions, num_candidates, 3, frames, height, width], None before the first.
+
+    Raises:
+        TypeError: If `captions` is one string.
+        ValueError: If there are no captions, or a setting is out of its range.
+    """
+
+    def __init__(
+        self,
+        captions: Sequence[str],
+        num_candidates: int = 1,
+        frame_rate: float = 8.0,
+        suffix: str = ".mp4",
+        every_n_validations: int = 1,
+        generate_options: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(every_n_validations, generate_options, seed)
+        if isinstance(captions, str):
+            raise TypeError(f"captions ({captions!r}) must be a sequence of strings; put one caption into a list")
+        if not captions:
+            raise ValueError("captions (none) must hold at least one caption")
+        if num_candidates < 1:
+            raise ValueError(f"num_candidates ({num_candidates}) must be at least 1")
+        if suffix not in CLIP_SUFFIXES:
+            raise ValueError(f"suffix ({suffix!r}) must be one of {', '.join(CLIP_SUFFIXES)}")
+        if frame_rate <= 0:
+            raise ValueError(f"frame_rate ({frame_rate}) must be above 0, such as 8 frames a second")
+        self.captions = tuple(captions)
+        self.num_candidates = num_candidates
+        self.frame_rate = frame_rate
+        self.suffix = suffix
+        self.clips: UInt8[Tensor, "captions num_candidates 3 frames height width"] | None = None
+        self._data_motion: list[Tensor] = []
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Measure the motion of the data, if it is time."""
+        if self._is_turn:
+            self._measure(batch)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Measure the motion of the data."""
+        self._measure(batch)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw, if it is time."""
+        if self._is_turn:
+            self._draw(trainer, pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw."""
+        self._draw(trainer, pl_module, "test")
+
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw."""
+        self._draw(trainer, pl_module, "predict")
+
+    def _measure(self, batch: Any) -> None:
+        if isinstance(batch, Mapping) and "video" in batch:
+            self._data_motion.append(frame_difference(batch["video"]))
+
+    def _draw(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        with self._sampling(trainer, pl_module):
+            own = torch.cat(self._own_clips(trainer, pl_module))
+            self.clips = self._gather_shares(trainer, own, len(self.captions))
+        if stage != "predict":
+            self._log_motion(trainer, pl_module, stage, frame_difference(self.clips.flatten(0, 1)).mean())
+        self._data_motion = []
+        if trainer.is_global_zero:
+            grid = clip_grid(self.clips.flatten(0, 1), self.num_candidates)
+            text = "\n".join(self.captions)
+            log_clip(trainer.loggers, f"{stage}/samples", grid, trainer.global_step, text, self.frame_rate, self.suffix)
+        trainer.strategy.barrier(type(self).__name__)
+
+    def _own_clips(self, trainer: Trainer, pl_module: LightningModule) -> list[Tensor]:
+        """Clips of this rank's captions, in chunks."""
+        numbers = self._own_share(trainer, len(self.captions))
+        at_once = max(1, MAX_CLIPS_AT_ONCE // self.num_candidates)
+        chunks = []
+        for start in range(0, len(numbers), at_once):
+            captions = [self.captions[number] for number in numbers[start : start + at_once]]
+            chunks.append(self._generate(trainer, pl_module, captions, self.num_candidates, key=(numbers[start],)))
+            if chunks[-1].ndim != 6:
+                raise TypeError(
+                    f"generate of {type(pl_module).__name__} returned images {tuple(chunks[-1].shape)}; VideoSamples "
+                    "needs clips [captions, num_candidates, 3, frames, height, width]"
+                )
+        return chunks
+
+    def _log_motion(self, trainer: Trainer, pl_module: LightningModule, stage: str, sample_motion: Tensor) -> None:
+        figures = {"sample_motion": sample_motion}
+        if self._data_motion:
+            # All ranks have data or none has: a sampler gives them equally many samples.
+            data_motion = trainer.strategy.reduce(torch.cat(self._data_motion).mean(), reduce_op="mean")
+            figures |= {"data_motion": data_motion, "motion_ratio": sample_motion.to(data_motion.device) / data_motion}
+        pl_module.log_dict({f"{stage}/{name}": value for name, value in figures.items()}, sync_dist=True)

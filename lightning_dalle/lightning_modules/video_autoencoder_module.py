@@ -1,0 +1,145 @@
+"""Training of a causal video autoencoder on the pixels of clips."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, UInt8
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor
+from torchmetrics.image import PeakSignalNoiseRatio
+from torchvision.utils import make_grid
+
+from lightning_dalle.evaluation.image_logging import log_image
+from lightning_dalle.lightning_modules.configuration import as_config
+from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoder, CausalVideoAutoencoderConfig
+from lightning_dalle.models.video_autoencoder_protocol import PixelAutoencoder
+from lightning_dalle.ops.keyed_generator import keyed_generator
+from lightning_dalle.ops.schedules import CosineSchedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoAutoencoderTraining:
+    """How a video autoencoder is trained.
+
+    Attributes:
+        step_size: Of AdamW.
+        latent_noise: Deviation of the Gaussian noise on the latents, which have a mean square of 1: what a diffusion
+            model gets wrong by as much still decodes.
+        seed: Of the noise.
+
+    Raises:
+        ValueError: If `latent_noise` is negative.
+    """
+
+    step_size: CosineSchedule = CosineSchedule(start=2e-3, end=1e-5, updates=2_000)
+    latent_noise: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a negative deviation."""
+        if self.latent_noise < 0:
+            raise ValueError(f"latent_noise ({self.latent_noise}) must be at least 0")
+
+
+class VideoAutoencoderModule(LightningModule):
+    """Minimises the mean absolute error of the pixels of a `CausalVideoAutoencoder`; a `VideoAutoencoder` once trained.
+
+    Batches are mappings with a `video`, uint8 [batch, 3, frames, height, width], of a size that `latent_grid` takes.
+    Logged: `train/loss`, in shares of half the range of pixels, and `val/psnr` or `test/psnr` in dB, of
+    `decode(encode(video))` over all pixels of the set.
+
+    Args:
+        network: Sizes.
+        training: Step size and noise.
+    """
+
+    def __init__(
+        self,
+        network: CausalVideoAutoencoderConfig | Mapping[str, Any] = CausalVideoAutoencoderConfig(),
+        training: VideoAutoencoderTraining | Mapping[str, Any] = VideoAutoencoderTraining(),
+    ) -> None:
+        super().__init__()
+        network_config = as_config(CausalVideoAutoencoderConfig, network, "network")
+        self.training_config = as_config(VideoAutoencoderTraining, training, "training")
+        self.save_hyperparameters(
+            {"network": dataclasses.asdict(network_config), "training": dataclasses.asdict(self.training_config)}
+        )
+        self.network = CausalVideoAutoencoder(network_config)
+        self.psnr = PeakSignalNoiseRatio(data_range=255.0)
+
+    @property
+    def latent_channels(self) -> int:
+        """Channels of the latents."""
+        return self.network.latent_channels
+
+    def latent_grid(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
+        """Return the sizes of the latents of a clip; see `CausalVideoAutoencoder.latent_grid`."""
+        return self.network.latent_grid(frames, height, width)
+
+    def encode(self, video: UInt8[Tensor, "batch 3 frames height width"]) -> Float[Tensor, "batch channels t h w"]:
+        """Return the latents of clips; see `CausalVideoAutoencoder.encode`."""
+        return self.network.encode(video)
+
+    def decode(self, latents: Float[Tensor, "batch channels t h w"]) -> UInt8[Tensor, "batch 3 frames height width"]:
+        """Return the clips of latents; see `CausalVideoAutoencoder.decode`."""
+        return self.network.decode(latents)
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """AdamW without weight decay, with the step size set from its schedule at each update."""
+        # A unit step size makes the factor that LambdaLR multiplies by the step size itself.
+        optimizer = torch.optim.AdamW(self.network.parameters(), lr=1.0, betas=(0.9, 0.99), weight_decay=0.0)
+        schedule = self.training_config.step_size
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: schedule(update))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
+        """Return the error of pixels decoded from noisy latents."""
+        pixels = PixelAutoencoder().encode(batch["video"])
+        latents = self.network.encode_pixels(pixels)
+        key = (self.training_config.seed, self.global_step, batch_idx, self.global_rank)
+        generator = keyed_generator(key, self.device)
+        noise = torch.randn(latents.shape, generator=generator, device=latents.device)
+        decoded = self.network.decode_pixels(latents + self.training_config.latent_noise * noise)
+        loss = (decoded - pixels).abs().mean()
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
+        """Measure the reconstructions of a batch, and log those of the first clip."""
+        self._evaluate(batch["video"], batch_idx, "val")
+
+    def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
+        """Measure the reconstructions of a batch, and log those of the first clip."""
+        self._evaluate(batch["video"], batch_idx, "test")
+
+    def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, "batch channels t h w"]:
+        """Return the latents of a batch."""
+        return self.encode(batch["video"])
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget the last set."""
+        self.psnr.reset()
+
+    def on_test_epoch_start(self) -> None:
+        """Forget the last set."""
+        self.psnr.reset()
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the figure of the whole set."""
+        self.log("val/psnr", self.psnr.compute(), prog_bar=True)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the figure of the whole set."""
+        self.log("test/psnr", self.psnr.compute(), prog_bar=True)
+
+    def _evaluate(self, video: UInt8[Tensor, "batch 3 frames height width"], batch_idx: int, stage: str) -> None:
+        reconstructions = self.decode(self.encode(video))
+        self.psnr.update(reconstructions.float(), video.float())
+        if batch_idx == 0 and self.trainer.is_global_zero and not self.trainer.sanity_checking:
+            frames = torch.cat([video[0].transpose(0, 1), reconstructions[0].transpose(0, 1)])
+            grid = make_grid(frames, nrow=video.shape[2])
+            log_image(self.trainer.loggers, f"{stage}/reconstructions", grid, self.global_step)
