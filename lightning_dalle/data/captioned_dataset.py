@@ -51,6 +51,7 @@ class CaptionedDataset(Dataset, ABC):
         self.text_tokens = text_tokens
         self.dropout = dropout
         self._length = len(source)
+        self._negatives = source if isinstance(source, NegativeCaptionSource) else None
 
     def __len__(self) -> int:
         return self._length
@@ -62,8 +63,8 @@ class CaptionedDataset(Dataset, ABC):
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
         sample = self.content(epoch, index)
-        if isinstance(self.source, NegativeCaptionSource):
-            sample["negative_caption"] = self.source.negative_caption(index)
+        if self._negatives is not None:
+            sample["negative_caption"] = self._negatives.negative_caption(index)
         if self.tokenizer is not None:
             generator = keyed_numpy_generator(self.seed, epoch, index, DROPOUT)
             seed = int(generator.integers(2**62)) if self.dropout else None
