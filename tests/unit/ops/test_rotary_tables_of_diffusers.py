@@ -1,0 +1,61 @@
+"""Tables of four published networks, through the matching settings."""
+
+import warnings
+
+import pytest
+import torch
+
+from lightning_dalle.ops.rotary_embedding import grid_coordinates
+from lightning_dalle.ops.rotary_grid import RotaryGridConfig, grid_angles, grid_rotation
+from lightning_dalle.ops.rotary_scaling import Direct, PositionInterpolation
+
+with warnings.catch_warnings():
+    # What diffusers imports warns of its own age.
+    warnings.simplefilter("ignore")
+    from diffusers.models.embeddings import get_3d_rotary_pos_embed
+    from diffusers.models.transformers.transformer_hunyuan_video import HunyuanVideoRotaryPosEmbed
+    from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
+
+
+def _assert_same(
+    config: RotaryGridConfig,
+    head_dim: int,
+    grid: tuple[int, int, int],
+    theirs: tuple[torch.Tensor, ...],
+    tolerance: float = 1e-6,
+) -> None:
+    ours = grid_rotation(config, head_dim, grid)
+    for mine, their in zip(ours, theirs, strict=True):
+        # Each of their cosines stands twice, once for each feature of a pair.
+        torch.testing.assert_close(mine[0].repeat_interleave(2, dim=-1).float(), their, rtol=0, atol=tolerance)
+
+
+# They round angles to 32 bits, which at coordinates up to 45 is more than 1e-6.
+@pytest.mark.parametrize(("trained_width", "tolerance"), [(30, 1e-6), (45, 2e-6)])
+def test_cog_video_x_linspace_is_interpolation_by_ratio(trained_width: int, tolerance: float) -> None:
+    grid = (13, 60, 2 * trained_width)
+    theirs = get_3d_rotary_pos_embed(64, ((0, 0), (30, trained_width)), grid[1:], 13)
+    ratio = PositionInterpolation("ratio")
+    config = RotaryGridConfig(trained_grid=(13, 30, trained_width), policies=(Direct(), ratio, ratio))
+    _assert_same(config, 64, grid, theirs, tolerance)
+    last_row = grid_angles(grid_coordinates(grid), config, 64, grid)[0][-1, 8]
+    assert float(last_row) == pytest.approx(29.5, abs=1e-12)
+
+
+def test_cog_video_x_slice_is_direct() -> None:
+    theirs = get_3d_rotary_pos_embed(64, None, (6, 8), 5, grid_type="slice", max_size=(10, 12))
+    _assert_same(RotaryGridConfig(trained_grid=(13, 10, 12)), 64, (5, 6, 8), theirs)
+
+
+def test_hunyuan_video() -> None:
+    theirs = HunyuanVideoRotaryPosEmbed(2, 1, [16, 56, 56])(torch.empty(1, 4, 5, 12, 16))
+    config = RotaryGridConfig(trained_grid=(33, 6, 8), axis_dims=(16, 56, 56), base=(256, 256, 256))
+    _assert_same(config, 128, (5, 6, 8), theirs)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_wan(head_dim: int) -> None:
+    cos, sin = WanRotaryPosEmbed(head_dim, (1, 2, 2), 1024)(torch.empty(1, 4, 5, 12, 16))
+    side = 2 * (head_dim // 6)
+    config = RotaryGridConfig(trained_grid=(21, 6, 8), axis_dims=(head_dim - 2 * side, side, side))
+    _assert_same(config, head_dim, (5, 6, 8), (cos[0, :, 0], sin[0, :, 0]))
