@@ -1,0 +1,68 @@
+"""Flow matching along straight lines, with t = 1 for noise and t = 0 for data (Lipman et al. 2023; Liu et al. 2023)."""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+TimestepDensity = Literal["uniform", "logit_normal"]
+
+
+def interpolate(
+    data: Float[Tensor, "batch *shape"], noise: Float[Tensor, "batch *shape"], times: Float[Tensor, " batch"]
+) -> Float[Tensor, "batch *shape"]:
+    """The point of each sample's line at its time: (1 - t) data + t noise."""
+    times = times.to(data.dtype).view(-1, *[1] * (data.ndim - 1))
+    return torch.lerp(data, noise, times)
+
+
+def velocity_target(
+    data: Float[Tensor, "batch *shape"], noise: Float[Tensor, "batch *shape"]
+) -> Float[Tensor, "batch *shape"]:
+    """The line's derivative by t, which the network learns: noise - data, at every t."""
+    return noise - data
+
+
+def shift_times(times: Float[Tensor, "*shape"], shift: float) -> Float[Tensor, "*shape"]:
+    """Times moved towards noise, s t / (1 + (s - 1) t), as larger clips need it (Esser et al. 2024, section 5.3.2)."""
+    return shift * times / (1 + (shift - 1) * times)
+
+
+def resolution_shift(num_values: int, base_values: int, base_shift: float) -> float:
+    """The shift of a clip with `num_values` values if one of `base_values` has `base_shift`.
+
+    The root of their ratio keeps the uncertainty about the data at each time (Esser et al. 2024, section 5.3.2).
+    """
+    return float(base_shift * (num_values / base_values) ** 0.5)
+
+
+def draw_times(
+    uniforms: Float64[Tensor, " batch"], density: TimestepDensity = "uniform", shift: float = 1.0
+) -> Float64[Tensor, " batch"]:
+    """Training times by inverting the density's distribution at `uniforms`, then shifted.
+
+    `logit_normal` is the sigmoid of a standard normal, which has most times in the middle (Esser et al. 2024).
+
+    Raises:
+        ValueError: If the density is unknown or the shift not positive.
+    """
+    if density not in get_args(TimestepDensity):
+        raise ValueError(f"density ({density!r}) must be one of {', '.join(get_args(TimestepDensity))}")
+    if not shift > 0:
+        raise ValueError(f"shift ({shift}) must be positive; 1 leaves times as they are")
+    times = torch.special.ndtri(uniforms).sigmoid() if density == "logit_normal" else uniforms
+    return shift_times(times, shift)
+
+
+def sampling_times(num_steps: int, shift: float = 1.0) -> Float64[Tensor, " times"]:
+    """Times of a sampler's steps from 1 down to 0, equally far before the shift.
+
+    Raises:
+        ValueError: If there is no step, or the shift is not positive.
+    """
+    if num_steps < 1:
+        raise ValueError(f"num_steps ({num_steps}) must be at least 1")
+    if not shift > 0:
+        raise ValueError(f"shift ({shift}) must be positive; 1 leaves times as they are")
+    return shift_times(torch.linspace(1, 0, num_steps + 1, dtype=torch.float64), shift)
