@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_dalle.ops.attention_pattern import AttentionPattern
 from lightning_dalle.ops.block_attention import additive_mask
+from lightning_dalle.ops.packed_segments import PackedSegments
 from lightning_dalle.ops.sequence_cut import current_cut
 from lightning_dalle.ops.structured_attention import StructuredAttention
 
@@ -17,14 +18,14 @@ MASKED_LENGTH = 192
 
 
 def attend(
-    query: Float[Tensor, "batch heads length head_dim"],
-    key: Float[Tensor, "batch heads length head_dim"],
-    value: Float[Tensor, "batch heads length head_dim"],
-    pattern: AttentionPattern,
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch heads keys head_dim"],
+    value: Float[Tensor, "batch heads keys head_dim"],
+    pattern: AttentionPattern | PackedSegments,
     *,
     dropout: float = 0.0,
     dropout_seed: int = 0,
-) -> Float[Tensor, "batch heads length head_dim"]:
+) -> Float[Tensor, "batch heads queries head_dim"]:
     """Softmax attention of a whole sequence under `pattern`, scores scaled by `head_dim ** -0.5`.
 
     Within `sequences_cut`, of this process's positions to those of all processes; `pattern` is still that of the whole.
@@ -37,14 +38,13 @@ def attend(
         dropout_seed: Decides, with the positions in batch, head and sequence alone, which weights are dropped.
 
     Raises:
-        ValueError: If the sequence does not have the pattern's length, or `dropout` is no probability below 1.
+        ValueError: If the sequence does not have the pattern's length, or `dropout` is no probability below 1, or
+            wanted of packed segments, which have none.
     """
-    if current_cut() is None and query.shape[-2] != pattern.length:
-        raise ValueError(
-            f"query has {query.shape[-2]} positions, but the pattern has {pattern.length} "
-            f"(text_length {pattern.text_length} + {pattern.height} x {pattern.width}); "
-            "use pattern.with_height for a prefix"
-        )
+    if isinstance(pattern, PackedSegments) and dropout != 0:
+        raise ValueError(f"dropout ({dropout}) must be 0 for packed segments, which have none")
+    if current_cut() is None:
+        _check_lengths(query, key, pattern)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout ({dropout}) must be in [0, 1)")
     if query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.requires_grad:
@@ -55,12 +55,30 @@ def attend(
     return _attend(query, key, value, pattern, dropout, dropout_seed)
 
 
+def _check_lengths(query: Tensor, key: Tensor, pattern: AttentionPattern | PackedSegments) -> None:
+    if isinstance(pattern, PackedSegments):
+        pattern.check_lengths(query.shape[-2], key.shape[-2])
+    elif query.shape[-2] != pattern.length:
+        raise ValueError(
+            f"query has {query.shape[-2]} positions, but the pattern has {pattern.length} "
+            f"(text_length {pattern.text_length} + {pattern.height} x {pattern.width}); "
+            "use pattern.with_height for a prefix"
+        )
+
+
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, pattern: AttentionPattern, dropout: float, dropout_seed: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pattern: AttentionPattern | PackedSegments,
+    dropout: float,
+    dropout_seed: int,
 ) -> Tensor:
     cut = current_cut()
     if cut is not None:
         return cut.attend(query, key, value, pattern, dropout, dropout_seed)
+    if isinstance(pattern, PackedSegments):
+        return pattern.attend(query, key, value)
     if (pattern.kind in ("full", "causal") or pattern.height == 0) and dropout == 0:
         # torch's fused kernels skip the future themselves.
         return scaled_dot_product_attention(query, key, value, is_causal=pattern.kind != "full")

@@ -24,7 +24,7 @@ def velocity_target(
     return noise - data
 
 
-def shift_times(times: Float[Tensor, "*shape"], shift: float) -> Float[Tensor, "*shape"]:
+def shift_times(times: Float[Tensor, "*shape"], shift: float | Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:
     """Times moved towards noise, s t / (1 + (s - 1) t), as larger clips need it (Esser et al. 2024, section 5.3.2)."""
     return shift * times / (1 + (shift - 1) * times)
 
@@ -37,22 +37,17 @@ def resolution_shift(num_values: int, base_values: int, base_shift: float) -> fl
     return float(base_shift * (num_values / base_values) ** 0.5)
 
 
-def draw_times(
-    uniforms: Float64[Tensor, " batch"], density: TimestepDensity = "uniform", shift: float = 1.0
-) -> Float64[Tensor, " batch"]:
-    """Training times by inverting the density's distribution at `uniforms`, then shifted.
+def draw_times(uniforms: Float64[Tensor, " batch"], density: TimestepDensity = "uniform") -> Float64[Tensor, " batch"]:
+    """Training times by inverting the density's distribution at `uniforms`.
 
     `logit_normal` is the sigmoid of a standard normal, which has most times in the middle (Esser et al. 2024).
 
     Raises:
-        ValueError: If the density is unknown or the shift not positive.
+        ValueError: If the density is unknown.
     """
     if density not in get_args(TimestepDensity):
         raise ValueError(f"density ({density!r}) must be one of {', '.join(get_args(TimestepDensity))}")
-    if not shift > 0:
-        raise ValueError(f"shift ({shift}) must be positive; 1 leaves times as they are")
-    times = torch.special.ndtri(uniforms).sigmoid() if density == "logit_normal" else uniforms
-    return shift_times(times, shift)
+    return torch.special.ndtri(uniforms).sigmoid() if density == "logit_normal" else uniforms
 
 
 def sampling_times(num_steps: int, shift: float = 1.0) -> Float64[Tensor, " times"]:

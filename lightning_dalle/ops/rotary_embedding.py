@@ -19,11 +19,6 @@ class Rotation(NamedTuple):
     cos: Float[Tensor, "#batch tokens half"]
     sin: Float[Tensor, "#batch tokens half"]
 
-    def cast(self, dtype: torch.dtype, device: torch.device) -> "Rotation":
-        """The same for features of `dtype` on `device`."""
-        wide = torch.promote_types(dtype, torch.float32)
-        return Rotation(self.cos.to(device, wide), self.sin.to(device, wide))
-
 
 def rotary_angles(
     positions: Shaped[Tensor, "*shape"], frequencies: Float64[Tensor, " half"]

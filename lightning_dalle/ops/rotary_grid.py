@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float64, Shaped
 from torch import Tensor
 
+from lightning_dalle.ops.patchify import Grid
 from lightning_dalle.ops.rotary_embedding import Pairing, Rotation, grid_coordinates, rotary_angles
 from lightning_dalle.ops.rotary_scaling import TIME_ONLY, Direct, ExtrapolationPolicy, as_policy
 
-Grid = tuple[int, int, int]
 # What a policy for time, height and width may be written as.
 Policies = Sequence[ExtrapolationPolicy | str | Mapping[str, Any]]
 
@@ -70,10 +70,6 @@ class RotaryGridConfig:
             raise ValueError(f"axis_dims {self.axis_dims} must add up to head_dim ({head_dim})")
         return self.axis_dims
 
-    def is_trained(self, grid: Grid) -> bool:
-        """Whether no axis is longer than in training."""
-        return all(now <= trained for now, trained in zip(grid, self.trained_grid, strict=True))
-
 
 def resolve_policies(policies: Policies) -> tuple[ExtrapolationPolicy, ExtrapolationPolicy, ExtrapolationPolicy]:
     """Policies of time, height and width as objects.
@@ -126,12 +122,17 @@ def grid_rotation(
     grid: Grid,
     policies: tuple[ExtrapolationPolicy, ExtrapolationPolicy, ExtrapolationPolicy] | None = None,
     text_tokens: int = 0,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
 ) -> Rotation:
-    """The table of a whole clip in raster order, in float64, behind as many tokens of text that stay unrotated."""
+    """The table of a whole clip in raster order, behind as many tokens of text that stay unrotated.
+
+    Angles are in float64, whatever the table is.
+    """
     # A table first built while sampling in inference mode is still used in training later.
     with torch.inference_mode(mode=False):
         angles, amplitudes = grid_angles(grid_coordinates(grid), config, head_dim, grid, policies)
         still = torch.ones(text_tokens, angles.shape[-1], dtype=torch.float64)
         cos = torch.cat([still, angles.cos() * amplitudes])
         sin = torch.cat([torch.zeros_like(still), angles.sin() * amplitudes])
-        return Rotation(cos.unsqueeze(0), sin.unsqueeze(0))
+        return Rotation(*(table.unsqueeze(0).to(device, dtype) for table in (cos, sin)))

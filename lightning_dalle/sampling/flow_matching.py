@@ -18,14 +18,15 @@ Velocity = Callable[[Tensor, float], Tensor]
 
 
 def keyed_noise(
-    seed: int, samples: Sequence[int], shape: tuple[int, ...], step: int = 0
+    seed: int, samples: Sequence[tuple[int, ...]], shape: tuple[int, ...], step: int = 0
 ) -> Float[Tensor, "samples *shape"]:
-    """Standard normal noise of each sample, a function of seed, the sample's number and the step alone.
+    """Standard normal noise of each sample, a function of seed, the sample's own key and the step alone.
 
     It is that of the whole sample, drawn on the CPU: whoever holds a part of one cuts it from there, and gets the same
     on any rank and device.
     """
-    return torch.stack([torch.randn(shape, generator=keyed_generator((seed, sample, step))) for sample in samples])
+    keys = [(seed, *sample, step) for sample in samples]
+    return torch.stack([torch.randn(shape, generator=keyed_generator(key)) for key in keys])
 
 
 def guide(

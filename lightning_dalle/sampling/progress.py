@@ -7,9 +7,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def token_progress(total: int, enabled: bool) -> Iterator[Callable[[int], None]]:
-    """A bar over `total` tokens with the remaining time; gives the function that tells it how many were drawn."""
+def token_progress(
+    total: int, enabled: bool, description: str = "Drawing image tokens"
+) -> Iterator[Callable[[int], None]]:
+    """A bar over `total` tokens, or steps, with the remaining time; gives the function that tells it how many are done.
+
+    Args:
+        description: What is drawn.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=not enabled) as bar:
-        task = bar.add_task("Drawing image tokens", total=total)
+        task = bar.add_task(description, total=total)
         yield lambda drawn: bar.update(task, advance=drawn)

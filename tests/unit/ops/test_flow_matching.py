@@ -46,8 +46,6 @@ def test_times_follow_their_density() -> None:
     logits = draw_times(uniforms, "logit_normal").logit()
     assert float(logits.mean()) == pytest.approx(0, abs=1e-6)
     assert float(logits.std()) == pytest.approx(1, abs=0.01)
-    shifted = draw_times(uniforms, "uniform", shift=3.0)
-    torch.testing.assert_close(shifted, 3 * uniforms / (1 + 2 * uniforms))
 
 
 def test_shift_keeps_the_ends_and_is_undone_by_its_inverse() -> None:
@@ -57,6 +55,9 @@ def test_shift_keeps_the_ends_and_is_undone_by_its_inverse() -> None:
     assert shifted[-1] == 1
     assert (shifted[1:-1] > times[1:-1]).all()
     torch.testing.assert_close(shift_times(shifted, 0.25), times)
+    torch.testing.assert_close(shifted, 4 * times / (1 + 3 * times))
+    shifts = torch.arange(1, 12).double()
+    assert shift_times(times, shifts)[3] == shifted[3]
 
 
 def test_four_times_the_values_double_the_shift() -> None:
@@ -74,8 +75,6 @@ def test_bad_settings_are_named() -> None:
     uniforms = torch.rand(2, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"density \('normal'\) must be one of uniform, logit_normal"):
         draw_times(uniforms, "normal")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"shift \(0\) must be positive"):
-        draw_times(uniforms, shift=0)
     with pytest.raises(ValueError, match=r"num_steps \(0\) must be at least 1"):
         sampling_times(0)
     with pytest.raises(ValueError, match=r"shift \(-1.0\) must be positive"):

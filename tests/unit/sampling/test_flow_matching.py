@@ -37,7 +37,7 @@ def test_error_falls_with_the_solver_s_order(solver: Solver, order: int, shift: 
 
 
 def test_samples_have_the_mean_and_deviation_of_the_data() -> None:
-    noise = keyed_noise(0, range(4), (5000,)).double()
+    noise = keyed_noise(0, [(sample,) for sample in range(4)], (5000,)).double()
     samples = integrate(_velocity, noise, num_steps=30, solver="heun")
     # Four standard errors at 20,000 samples.
     assert float(samples.mean()) == pytest.approx(MEAN, abs=4 * DEVIATION / 20_000**0.5)
@@ -58,12 +58,12 @@ def test_guidance_goes_from_no_caption_through_the_caption_and_beyond() -> None:
 
 
 def test_noise_belongs_to_seed_sample_and_step() -> None:
-    noise = keyed_noise(3, [0, 1, 2], (2, 4))
-    assert torch.equal(noise[1:2], keyed_noise(3, [1], (2, 4)))
-    others = [keyed_noise(4, [1], (2, 4)), keyed_noise(3, [1], (2, 4), step=1), noise[:1], noise[2:]]
+    noise = keyed_noise(3, [(0,), (1,), (2,)], (2, 4))
+    assert torch.equal(noise[1:2], keyed_noise(3, [(1,)], (2, 4)))
+    others = [keyed_noise(4, [(1,)], (2, 4)), keyed_noise(3, [(1,)], (2, 4), step=1), noise[:1], noise[2:]]
     assert not any(torch.equal(noise[1:2], other) for other in others)
     state = torch.get_rng_state()
-    keyed_noise(3, [0], (2,))
+    keyed_noise(3, [(0,)], (2,))
     assert torch.equal(torch.get_rng_state(), state)
 
 

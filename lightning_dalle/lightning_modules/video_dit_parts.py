@@ -1,0 +1,82 @@
+"""The parts around a video diffusion transformer, and whether they fit together."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lightning_dalle.lightning_modules.caption_encoder import CaptionEncoder
+from lightning_dalle.lightning_modules.configuration import as_config
+from lightning_dalle.lightning_modules.tokenizer_source import load_tokenizer
+from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTraining
+from lightning_dalle.models.text_encoder_protocol import TextEncoder
+from lightning_dalle.models.text_tower import TextTowerConfig
+from lightning_dalle.models.video_autoencoder_protocol import VideoAutoencoder
+from lightning_dalle.models.video_dit import VideoDiTConfig
+from lightning_dalle.ops.patchify import token_grid
+
+
+def frozen_autoencoder(autoencoder: VideoAutoencoder) -> VideoAutoencoder:
+    """The autoencoder, without gradients.
+
+    Raises:
+        TypeError: If it lacks a method.
+    """
+    if not isinstance(autoencoder, VideoAutoencoder):
+        raise TypeError(f"autoencoder ({type(autoencoder).__name__}) must have the methods of a VideoAutoencoder")
+    # It keeps the mode of the rest: Lightning warns where modes differ.
+    return autoencoder.requires_grad_(False) if isinstance(autoencoder, nn.Module) else autoencoder
+
+
+def build_text_encoder(
+    source: TextTowerConfig | Mapping[str, Any] | TextEncoder, tokenizer: str | Path | None
+) -> TextEncoder:
+    """A small encoder of the given sizes, or the given encoder.
+
+    Raises:
+        TypeError: If the encoder lacks a method.
+        ValueError: If a tokenizer is missing, or has no use.
+    """
+    if isinstance(source, TextTowerConfig | Mapping):
+        config = as_config(TextTowerConfig, source, "text_encoder")
+        if tokenizer is None:
+            raise ValueError("tokenizer must be a file for the small text encoder; see `lightning-dalle tokenizer`")
+        return CaptionEncoder(config, load_tokenizer(tokenizer))
+    if not isinstance(source, TextEncoder):
+        raise TypeError(
+            f"text_encoder ({type(source).__name__}) must be a TextTowerConfig, a mapping of its fields, or have the "
+            "methods of a TextEncoder"
+        )
+    if tokenizer is not None:
+        raise ValueError(f"tokenizer ({tokenizer}) has no use for an encoder of your own; leave it out")
+    return source
+
+
+def check_agreement(
+    network: VideoDiTConfig, training: VideoDiTTraining, text_encoder: TextEncoder, autoencoder: VideoAutoencoder
+) -> None:
+    """Refuse parts that do not fit together.
+
+    Raises:
+        ValueError: If channels, text features or grid differ, or first frames cannot be told from the rest.
+    """
+    if network.channels != autoencoder.latent_channels:
+        raise ValueError(
+            f"channels ({network.channels}) must be those of the autoencoder ({autoencoder.latent_channels})"
+        )
+    if network.text_width != text_encoder.text_width:
+        raise ValueError(
+            f"text_width ({network.text_width}) must be that of the text encoder ({text_encoder.text_width})"
+        )
+    grid = token_grid(autoencoder.latent_grid(*training.clip_size), network.patch_size)
+    if grid != network.rotary.trained_grid:
+        raise ValueError(
+            f"trained_grid {network.rotary.trained_grid} must be {grid}, the tokens of clips of clip_size "
+            f"{training.clip_size}"
+        )
+    if training.first_frame_share > 0 and network.patch_size[0] != 1:
+        raise ValueError(
+            f"first_frame_share ({training.first_frame_share}) needs tokens of one frame, but patch_size is "
+            f"{network.patch_size}"
+        )

@@ -1,0 +1,103 @@
+"""How a video diffusion transformer is trained: clips, times of noise, optimizer and learning rate."""
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from lightning_dalle.lightning_modules.text_to_image_training import cosine_factor
+from lightning_dalle.ops.flow_matching import TimestepDensity
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoDiTTraining:
+    """Settings of `VideoDiTModule`.
+
+    Args:
+        clip_size: Frames, height and width in pixels of the largest training clips; `generate` draws clips of it unless
+            told otherwise.
+        learning_rate: Reached after the linear warm-up.
+        total_updates: Length of the cosine on which the learning rate falls to 0, warm-up included; None leaves it.
+        weight_decay: Of matrices; gains, biases and embeddings have none.
+        time_density: Of training times between data (0) and noise (1).
+        shift: Moves the times of clips of `clip_size` towards noise, in training and sampling; those of others by the
+            root of their size to it (`ops.flow_matching.resolution_shift`).
+        caption_dropout: Share of training captions that are replaced by none, which guidance needs.
+        first_frame_share: Share of training clips whose first frame is shown as it is, which `first_frame` needs.
+        seed: Of noise, times and dropout, together with update, batch and rank.
+
+    Raises:
+        ValueError: If a value is out of its range.
+    """
+
+    clip_size: tuple[int, int, int]
+    learning_rate: float = 1e-4
+    warmup_updates: int = 1000
+    total_updates: int | None = None
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    time_density: TimestepDensity = "logit_normal"
+    shift: float = 1.0
+    caption_dropout: float = 0.1
+    first_frame_share: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clip_size", tuple(self.clip_size))
+        if len(self.clip_size) != 3 or min(self.clip_size) < 1:
+            raise ValueError(f"clip_size {self.clip_size} must be frames, height and width, each at least 1")
+        for name in ("learning_rate", "epsilon", "shift"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be positive")
+        for name in ("warmup_updates", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1)")
+        for name in ("caption_dropout", "first_frame_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1]")
+        if self.time_density not in get_args(TimestepDensity):
+            raise ValueError(f"time_density ({self.time_density!r}) must be one of {get_args(TimestepDensity)}")
+        if self.total_updates is not None and self.total_updates <= self.warmup_updates:
+            raise ValueError(
+                f"total_updates ({self.total_updates}) must exceed warmup_updates ({self.warmup_updates}), "
+                "or be left out for a learning rate that stays"
+            )
+
+
+def build_optimizer(module: nn.Module, training: VideoDiTTraining) -> torch.optim.Optimizer:
+    """AdamW over what is trained, whose weight decay spares all but the weights of linear layers."""
+    matrices = {part.weight: None for part in module.modules() if isinstance(part, nn.Linear)}
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for parameter in trained if parameter in matrices]},
+        {"params": [parameter for parameter in trained if parameter not in matrices], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups,
+        lr=training.learning_rate,
+        betas=(training.beta1, training.beta2),
+        eps=training.epsilon,
+        weight_decay=training.weight_decay,
+        # Not fused: Lightning refuses to clip the gradients of a fused optimizer under mixed precision.
+        foreach=True,
+    )
+
+
+def build_scheduler(optimizer: torch.optim.Optimizer, training: VideoDiTTraining) -> dict[str, Any]:
+    """The learning-rate scheduler with the mapping that Lightning configures it by."""
+    warmup, total = training.warmup_updates, training.total_updates
+
+    def factor(update: int) -> float:
+        if total is None:
+            return min(1.0, (update + 1) / (warmup + 1))
+        return cosine_factor(update, warmup, total)
+
+    # A function, because a scheduler's checkpoint leaves out functions and would keep any other callable's attributes.
+    return {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}

@@ -1,0 +1,242 @@
+"""A diffusion transformer over the tokens of captioned clips (Peebles & Xie 2023; Wan Team 2025, section 4.2)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
+
+from lightning_dalle.models.video_blocks import VideoBlock, VideoTrunk, modulated_norm, select_rows
+from lightning_dalle.ops.packed_segments import PackedSegments
+from lightning_dalle.ops.patchify import Grid, patchify, token_grid, unpatchify
+from lightning_dalle.ops.rotary_embedding import Rotation
+from lightning_dalle.ops.rotary_grid import Policies, RotaryGridConfig, grid_rotation, resolve_policies
+from lightning_dalle.ops.rotary_scaling import Direct
+
+TextConditioning = Literal["cross_attention", "joint"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoDiTConfig:
+    """Sizes of a `VideoDiT`; the defaults are those of Wan 2.1's smaller network, 1.4e9 parameters.
+
+    Args:
+        patch_size: Values of the grid along time, height and width that make a token.
+        text_width: Features of each token that the text encoder gives.
+        conditioning: `cross_attention` from video to text; `joint` attention of both in one sequence.
+        time_features: Sines and cosines of the time.
+        rotary: Positions; its `trained_grid` counts tokens.
+        activation_checkpointing: Recompute each block in the backward pass instead of keeping its activations.
+
+    Raises:
+        ValueError: If a size is below 1, or does not divide as the network needs.
+    """
+
+    depth: int = 30
+    num_heads: int = 12
+    head_dim: int = 128
+    feed_forward_width: int = 8960
+    channels: int = 16
+    patch_size: Grid = (1, 2, 2)
+    text_width: int = 4096
+    conditioning: TextConditioning = "cross_attention"
+    time_features: int = 256
+    rotary: RotaryGridConfig = field(
+        default_factory=lambda: RotaryGridConfig(trained_grid=(21, 30, 52), axis_dims=(44, 42, 42))
+    )
+    activation_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patch_size", tuple(self.patch_size))
+        sizes = {name: value for name, value in vars(self).items() if type(value) is int}
+        for name, size in {**sizes, "patch_size": min(self.patch_size)}.items():
+            if size < 1:
+                raise ValueError(f"{name} ({size}) must be at least 1")
+        if len(self.patch_size) != 3:
+            raise ValueError(f"patch_size {self.patch_size} must have three sides: time, height and width")
+        if self.time_features % 2:
+            raise ValueError(f"time_features ({self.time_features}) must be even: sines and cosines")
+        if self.conditioning not in get_args(TextConditioning):
+            raise ValueError(f"conditioning ({self.conditioning!r}) must be 'cross_attention' or 'joint'")
+        self.rotary.split(self.head_dim)
+
+    @property
+    def width(self) -> int:
+        """Features of the residual stream."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def patch_features(self) -> int:
+        """Values of a token."""
+        return self.channels * math.prod(self.patch_size)
+
+
+class VideoDiT(nn.Module):
+    """Velocities of clips on their way from noise to data, given time and caption.
+
+    A batch of clips of one size, or a sequence of clips of any sizes: these are packed into one sequence, with
+    positions of their own, and attend to themselves and their caption alone. Before training blocks are the identity
+    (adaLN-zero).
+
+    Example:
+        >>> rotary = RotaryGridConfig(trained_grid=(4, 4, 4))
+        >>> config = VideoDiTConfig(depth=2, num_heads=2, head_dim=16, feed_forward_width=64, channels=3,
+        ...                         text_width=8, rotary=rotary)
+        >>> network = VideoDiT(config)
+        >>> network(torch.zeros(2, 3, 4, 8, 8), torch.rand(2), torch.zeros(2, 5, 8)).shape
+        torch.Size([2, 3, 4, 8, 8])
+        >>> packed = network([torch.zeros(3, 4, 8, 8), torch.zeros(3, 1, 4, 2)], torch.rand(2), torch.zeros(2, 5, 8))
+        >>> [tuple(clip.shape) for clip in packed]
+        [(3, 4, 8, 8), (3, 1, 4, 2)]
+    """
+
+    def __init__(self, config: VideoDiTConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.patch_embedding = nn.Linear(config.patch_features, width)
+        self.text_expand = nn.Linear(config.text_width, width)
+        self.text_contract = nn.Linear(width, width)
+        self.time_expand = nn.Linear(config.time_features, width)
+        self.time_contract = nn.Linear(width, width)
+        self.time_modulation = nn.Linear(width, 6 * width)
+        kinds = 2 if config.conditioning == "joint" else 1
+        sizes = config.num_heads, config.head_dim, config.feed_forward_width
+        blocks = (VideoBlock(*sizes, kinds, config.rotary.pairing) for _ in range(config.depth))
+        self.trunk = VideoTrunk(blocks, config.activation_checkpointing)
+        self.final_modulation = nn.Parameter(torch.zeros(2, width))
+        self.output = nn.Linear(width, config.patch_features)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draws N(0, 0.02) weights; biases, and what modulates, ends a block ungated or ends the network, become 0."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+                module.reset_parameters()
+            if isinstance(module, VideoBlock):
+                nn.init.zeros_(module.modulation)
+        for block in self.trunk.blocks:
+            if block.text_attention is not None:
+                nn.init.zeros_(block.text_attention.output.weight)
+        for parameter in (self.time_modulation.weight, self.output.weight, self.final_modulation):
+            nn.init.zeros_(parameter)
+
+    def forward(
+        self,
+        clips: Float[Tensor, "clips channels frames height width"]
+        | Sequence[Float[Tensor, "channels _frames _height _width"]],
+        times: Float[Tensor, " clips"],
+        text: Float[Tensor, "clips text text_width"],
+        *,
+        known_first: Bool[Tensor, " clips"] | None = None,
+        policies: Policies | None = None,
+    ) -> Tensor | list[Tensor]:
+        """Velocities in the shapes of the clips.
+
+        Args:
+            times: 1 is noise, 0 data.
+            text: Features of captions; zeros are no caption.
+            known_first: Clips whose first frame of tokens is data already, whatever their time.
+            policies: For time, height and width, instead of the configuration's.
+
+        Raises:
+            ValueError: If a clip does not fit the patches, or is larger than in training and no policy was chosen; or
+                if there are more of one argument than of another.
+        """
+        if not len(clips) == len(times) == len(text):
+            raise ValueError(f"clips ({len(clips)}), times ({len(times)}) and text ({len(text)}) must be equally many")
+        batches = [clips] if isinstance(clips, Tensor) else [clip.unsqueeze(0) for clip in clips]
+        grids = [self.token_grid(batch.shape[2:], policies) for batch in batches]
+        in_front = text.shape[1] if self.config.conditioning == "joint" else 0
+        rotation = self._rotation(grids, in_front, policies, text)
+        text = self.text_contract(gelu(self.text_expand(text), approximate="tanh"))  # [clips, text, width]
+        texts = [text] if len(batches) == 1 else list(text.unsqueeze(1))  # each [rows, text, width]
+        tokens = [self.patch_embedding(patchify(batch, self.config.patch_size)) for batch in batches]
+        if in_front:
+            tokens = [torch.cat(pair, dim=1) for pair in zip(texts, tokens, strict=True)]
+        groups = None
+        if len(batches) > 1 or in_front or known_first is not None:
+            groups = self._groups(grids, len(times), in_front, known_first, text.device)
+        if known_first is not None:
+            # The last of the times is that of what is known.
+            times = torch.cat([times, times.new_zeros(1)])
+        embedded = self._embed_times(times)  # [groups, width]
+        lengths = tuple(part.shape[1] for part in tokens)
+        hidden = self.trunk(
+            torch.cat(tokens, dim=1),
+            torch.cat(texts, dim=1),
+            self.time_modulation(silu(embedded)).unflatten(-1, (6, -1)),
+            *rotation,
+            groups,
+            PackedSegments(lengths, lengths),
+            PackedSegments(lengths, (text.shape[1],) * len(lengths), of_context=True),
+        )
+        offsets = self.final_modulation + embedded.unsqueeze(1)  # [groups, 2, width]
+        # Text among the tokens is normalised with them, and left out in the end.
+        shift, scale = select_rows(torch.cat([offsets, offsets]) if in_front else offsets, groups)
+        parts = self.output(modulated_norm(hidden, shift, scale)).split(lengths, dim=1)
+        velocities = [
+            unpatchify(part[:, in_front:], grid, self.config.patch_size)
+            for part, grid in zip(parts, grids, strict=True)
+        ]
+        return velocities[0] if isinstance(clips, Tensor) else [velocity.squeeze(0) for velocity in velocities]
+
+    def token_grid(self, size: Sequence[int], policies: Policies | None = None) -> Grid:
+        """Tokens of a clip along time, height and width.
+
+        Raises:
+            ValueError: If the clip does not fit the patches, or is larger than in training and no policy was chosen.
+        """
+        grid = token_grid((size[0], size[1], size[2]), self.config.patch_size)
+        rotary = self.config.rotary
+        for axis, now, trained, policy in zip(
+            ("time", "height", "width"), grid, rotary.trained_grid, rotary.policies, strict=True
+        ):
+            if policies is None and now > trained and isinstance(policy, Direct):
+                raise ValueError(
+                    f"{axis} has {now} tokens, more than the {trained} of trained_grid; choose policies for time, "
+                    "height and width, such as ('riflex', 'ntk_aware', 'ntk_aware'), or 'direct' for positions as "
+                    "they are"
+                )
+        return grid
+
+    @torch.compiler.disable
+    def _rotation(self, grids: Sequence[Grid], in_front: int, policies: Policies | None, like: Tensor) -> Rotation:
+        """Of each token, in at least 32 bits, from tables that a compiler would make anew."""
+        chosen = None if policies is None else resolve_policies(policies)
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        rotary, head_dim = self.config.rotary, self.config.head_dim
+        tables = [grid_rotation(rotary, head_dim, grid, chosen, in_front, dtype, like.device) for grid in grids]
+        return Rotation(*(torch.cat(parts, dim=1) for parts in zip(*tables, strict=True)))
+
+    @staticmethod
+    def _groups(
+        grids: Sequence[Grid], num_clips: int, in_front: int, known_first: Tensor | None, device: torch.device
+    ) -> Int[Tensor, "rows tokens"]:
+        """Row of the modulation for each token: a clip's time or that of what is known; those of text come after."""
+        clips = torch.arange(num_clips, device=device)
+        num_times = num_clips if known_first is None else num_clips + 1
+        first = clips if known_first is None else torch.where(known_first, num_clips, clips)
+        parts = []
+        for index, (frames, *area) in enumerate(grids):
+            rows = slice(index, index + 1) if len(grids) > 1 else slice(None)
+            tokens = math.prod(area)
+            runs = ((num_times + clips, in_front), (first, tokens), (clips, (frames - 1) * tokens))
+            parts += [group[rows].unsqueeze(1).expand(-1, length) for group, length in runs]
+        return torch.cat(parts, dim=1)
+
+    def _embed_times(self, times: Tensor) -> Tensor:
+        half = self.config.time_features // 2
+        # Of 1,000 steps of noise, as such networks count them.
+        frequencies = torch.exp(-math.log(10000) / half * torch.arange(half, device=times.device))
+        angles = 1000 * times.float().unsqueeze(-1) * frequencies
+        features = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.time_expand.weight.dtype)
+        return self.time_contract(silu(self.time_expand(features)))

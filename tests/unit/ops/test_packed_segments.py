@@ -1,0 +1,52 @@
+"""Parts of a packed sequence attend to themselves, as a dense mask says."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from lightning_dalle.ops.attention import attend
+from lightning_dalle.ops.packed_segments import PackedSegments
+
+lengths = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(lengths=lengths, seed=st.integers(0, 100))
+def test_parts_attend_as_under_the_dense_mask(lengths: list[tuple[int, int]], seed: int) -> None:
+    segments = PackedSegments(*(tuple(side) for side in zip(*lengths, strict=True)))  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(seed)
+    query = torch.randn(2, 3, sum(segments.query_lengths), 4, dtype=torch.float64, generator=generator)
+    key, value = torch.randn(2, 2, 3, sum(segments.key_lengths), 4, dtype=torch.float64, generator=generator)
+    of_queries, of_keys = segments.documents()
+    mask = of_queries.unsqueeze(-1) == of_keys.unsqueeze(-2)
+    assert segments.length == query.shape[2]
+    weights = (query @ key.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1)
+    torch.testing.assert_close(attend(query, key, value, segments), weights @ value, rtol=0, atol=1e-12)
+
+
+def test_bfloat16_is_near_float32_also_backward() -> None:
+    exact = torch.randn(3, 1, 2, 6, 4, requires_grad=True)
+    low = exact.detach().bfloat16().requires_grad_()
+    segments = PackedSegments((2, 4), (2, 4))
+    outputs = [attend(*inputs.unbind(0), segments) for inputs in (exact, low)]
+    assert outputs[1].dtype == torch.bfloat16
+    gradients = [
+        torch.autograd.grad(output.sum(), inputs)[0] for output, inputs in zip(outputs, (exact, low), strict=True)
+    ]
+    # Eight bits of fraction: 2**-8 of values up to about 3.
+    torch.testing.assert_close(outputs[1].float(), outputs[0], atol=3e-2, rtol=0)
+    torch.testing.assert_close(gradients[1].float(), gradients[0], atol=1e-1, rtol=3e-2)
+
+
+def test_bad_parts_are_named() -> None:
+    with pytest.raises(ValueError, match="query_lengths has 2 parts and key_lengths 1"):
+        PackedSegments((1, 2), (3,))
+    with pytest.raises(ValueError, match="query_lengths has 0 parts"):
+        PackedSegments((), ())
+    query, key = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 5, 4)
+    with pytest.raises(ValueError, match=r"query has 3 positions, but query_lengths \(1, 1\) add up to 2"):
+        attend(query, key, key, PackedSegments((1, 1), (2, 3)))
+    with pytest.raises(ValueError, match=r"key has 5 positions, but key_lengths \(3, 1\) add up to 4"):
+        attend(query, key, key, PackedSegments((1, 2), (3, 1)))
+    with pytest.raises(ValueError, match=r"dropout \(0.1\) must be 0 for packed segments"):
+        attend(query, key, key, PackedSegments((3,), (5,)), dropout=0.1)
