@@ -2,15 +2,25 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
-from lightning_dalle.callbacks import CLIPReranking, ImageGenerationMetrics
-from tests.foreign_module import LIGHTNING_WARNINGS, QUIET, Brightness, MeanColour, Painter, painted_images
+from lightning_dalle.callbacks import CLIPReranking, ImageGenerationMetrics, VideoSamples
+from lightning_dalle.evaluation.motion import frame_difference
+from tests.foreign_module import (
+    LIGHTNING_WARNINGS,
+    QUIET,
+    Brightness,
+    Filmer,
+    MeanColour,
+    Painter,
+    filmed_clips,
+    painted_images,
+)
 from tests.ranks import run_ranks
 
 pytestmark = LIGHTNING_WARNINGS
@@ -71,3 +81,31 @@ def test_ranks_share_the_work_whatever_each_has_of_the_validation_set(tmp_path: 
         assert first["images"].shape == (3, 2, 3, 8, 8)
         torch.testing.assert_close(means.float(), first["scores"].gather(1, first["order"]))
         assert means[0].min() > means[1].max() > means[1].min() > means[2].max()
+
+
+def _film_rank(rank: int, shares: list[int], folder: Path) -> dict[str, Any]:
+    os.environ["LOCAL_RANK"] = str(rank)
+    start = sum(shares[:rank])
+    batch = {"video": filmed_clips()[start : start + shares[rank]], "caption": ["grey"] * shares[rank]}
+    reranking = CLIPReranking(PROMPTS, Brightness(), num_candidates=4, keep=2)
+    metrics = ImageGenerationMetrics(MeanColour(), num_images=4, max_batch=2, cache_folder=folder)
+    samples = VideoSamples(PROMPTS, suffix=".gif")
+    settings = {**QUIET, "devices": 2, "strategy": _CountingDDP(), "callbacks": [reranking, metrics, samples]}
+    trainer, batches = Trainer(**settings), cast(Any, [batch])
+    trainer.validate(Filmer(), DataLoader(batches, batch_size=None), verbose=False)
+    assert reranking.result is not None
+    assert samples.clips is not None
+    motion = {name: value for name, value in trainer.callback_metrics.items() if "motion" in name}
+    return {"best": reranking.result.images, "figures": metrics.scores, "clips": samples.clips, "motion": motion}
+
+
+def test_ranks_share_the_work_on_clips(tmp_path: Path) -> None:
+    # num_images (4) is 2 on each rank: of the first rank's 3 clips one is left out.
+    first, second = run_ranks(_film_rank, 2, [3, 1], tmp_path, timeout=180)
+    for name in ("best", "figures", "clips", "motion"):
+        torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
+    assert (first["figures"]["num_scored_clips"], first["figures"]["num_scored_images"]) == (3, 9)
+    assert first["best"].shape == (3, 2, 3, 3, 8, 8)
+    assert first["clips"].shape == (3, 1, 3, 3, 8, 8)
+    by_rank = [frame_difference(clips).mean() for clips in (filmed_clips()[:3], filmed_clips()[3:4])]
+    torch.testing.assert_close(first["motion"]["val/data_motion"], torch.stack(by_rank).mean())

@@ -278,7 +278,7 @@ def test_clips_that_stand_still_are_told_from_those_that_move(tmp_path: Path) ->
         callback = ImageGenerationMetrics(MeanColour(), num_images=6, cache_folder=tmp_path)
         validate_clips(callback, clips)
         scores.append(callback.scores["fd_video_mean_colour"])
-    assert scores[1] > 2 * scores[0]
+    assert scores[1] > 1.5 * scores[0]
 
 
 def test_features_of_clips_can_be_the_user_s(tmp_path: Path) -> None:
