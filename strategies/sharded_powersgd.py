@@ -69,6 +69,7 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
         wire_format: str = "fp32",
         residual_format: str = "fp32",
         uncompressed_steps: int = 0,
+        overlap: bool = False,
         seed: int = 0,
         start_method: StartMethod = "auto",
         process_group_backend: str | None = None,
@@ -89,6 +90,7 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
             wire_format=wire_format,
             residual_format=residual_format,
             uncompressed_steps=uncompressed_steps,
+            overlap=overlap,
             seed=seed,
         )
         self.gradients: ShardedGradients | None = None
@@ -145,6 +147,9 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
         """Exchange gradients between the closure's backward and everything that looks at them."""
 
         def synchronised_closure() -> Any:
+            # Lightning accumulates outside of this, so that the closure holds an update's last backward.
+            if self.gradients is not None:
+                self.gradients.begin_last_backward()
             result = closure()
             self.synchronise()
             return result
@@ -179,6 +184,12 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
             if restarted:
                 rank_zero_warn(f"warm factors of another sharding start again: {', '.join(restarted)}")
         return checkpoint
+
+    def teardown(self) -> None:
+        """Stop listening to gradients."""
+        if self.gradients is not None:
+            self.gradients.close()
+        super().teardown()
 
     def synchronise(self) -> None:
         """Exchange the gradients of an update, and log figures of it."""

@@ -86,29 +86,34 @@ class PowerSGD:
         self.steps = 0
 
     @torch.no_grad()
-    def reduce(self, gradients: Sequence[Tensor | None], measure: bool = False) -> Reduction:
+    def reduce(
+        self, gradients: Sequence[Tensor | None], measure: bool = False, factors: Sequence[Tensor] | None = None
+    ) -> Reduction:
         """The mean over the group, residuals included. All processes must call it; changes nothing but `traffic`.
 
         Args:
             gradients: In the order of the tensors; None stands for zero.
             measure: Whether to look for `reconstruction_errors`, which costs a pass over the gradients.
+            factors: Means of the first factors, where these have travelled already.
         """
         plan = self._whole_plan if self.steps < self.config.uncompressed_steps else self.plan
         self._count_uncompressed(plan)
-        matrices = [matrix.matrix_of(self._or_zero(gradients, matrix.place)) for matrix in plan.matrices]
         # 1. Everything but the second factors.
         flags, whole, products = self._average_first(
             self._flags(gradients),
-            [self._or_zero(gradients, place) for place in plan.uncompressed],
-            [self._product(planned, matrix) for planned, matrix in zip(plan.matrices, matrices, strict=True)],
+            [self._or_zero(gradients[place], place) for place in plan.uncompressed],
+            [self.first_factor(planned, gradients[planned.place]) for planned in plan.matrices if factors is None],
         )
         used = tuple((flags[1:] > 0).tolist())
         # 2. The shared bases, unless a gradient is not finite or the products overflowed beyond repair.
-        products = [self._clamp_infinities(product) for product in products]
+        products = [self._clamp_infinities(product) for product in factors or products]
         if flags[0] > 0 or any(bool(product.isnan().any()) for product in products):
             return Reduction(plan, False, flags.new_full((), torch.inf, dtype=torch.float64), used)
         bases = [orthonormal_basis(product) for product in products]
         # 3. The second factors.
+        matrices = [
+            planned.matrix_of(self._or_zero(gradients[planned.place], planned.place)) for planned in plan.matrices
+        ]
         local = [thin_product(matrix.to(basis.dtype).T, basis) for matrix, basis in zip(matrices, bases, strict=True)]
         coefficients, sent = average_over_group(local, wire_format(self.config.wire_format), self.group)
         self.traffic.sent += sent
@@ -116,6 +121,12 @@ class PowerSGD:
         errors = reconstruction_errors(plan, matrices, local) if measure else None
         finite = bool(norm.isfinite())
         return Reduction(plan, finite, norm, used, tuple(bases), tuple(coefficients), tuple(whole), errors)
+
+    def first_factor(self, planned: MatrixPlan, gradient: Tensor | None) -> Tensor:
+        """This process's part of a first factor, at least single precision; None stands for zero."""
+        matrix = self._matrix(planned, gradient)
+        product = thin_product(matrix, self.queries[planned.name].to(matrix.dtype))
+        return product.to(torch.promote_types(product.dtype, torch.float32))
 
     @torch.no_grad()
     def accept(self, reduction: Reduction, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -152,7 +163,7 @@ class PowerSGD:
         if self.config.warm_start:
             self.queries[matrix.name] = coefficients
         if self.config.error_feedback:
-            self.residuals.keep(matrix.place, self._or_zero(gradients, matrix.place).sub_(mean))
+            self.residuals.keep(matrix.place, self._or_zero(gradients[matrix.place], matrix.place).sub_(mean))
         return mean
 
     def _average_first(
@@ -169,9 +180,6 @@ class PowerSGD:
         self.traffic.sent += sent
         return means[0], means[1 : 1 + len(whole)], means[1 + len(whole) :]
 
-    def _product(self, planned: MatrixPlan, matrix: Tensor) -> Tensor:
-        return thin_product(matrix, self.queries[planned.name].to(matrix.dtype))
-
     def _flags(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Whether something is not finite, then for each tensor whether there is a gradient."""
         finite = all_finite([gradient for gradient in gradients if gradient is not None])
@@ -182,8 +190,10 @@ class PowerSGD:
         largest = wire_format(self.config.wire_format).largest
         return product.nan_to_num(nan=torch.nan, posinf=largest, neginf=-largest)
 
-    def _or_zero(self, gradients: Sequence[Tensor | None], place: int) -> Tensor:
-        gradient = gradients[place]
+    def _matrix(self, planned: MatrixPlan, gradient: Tensor | None) -> Tensor:
+        return planned.matrix_of(self._or_zero(gradient, planned.place))
+
+    def _or_zero(self, gradient: Tensor | None, place: int) -> Tensor:
         return self._like[place].new_zeros(self._shapes[place]) if gradient is None else gradient
 
     def _draw_query(self, matrix: MatrixPlan, shard: int) -> Tensor:

@@ -18,10 +18,12 @@ class PowerSGDConfig:
         wire_format: Of the factors on the wire; everything else travels in 32 bits.
         residual_format: In which the residual rests between steps.
         uncompressed_steps: Updates at the start that are sent whole.
+        overlap: Send first factors during an update's last backward pass, as `ShardedGradients` does it; the result is
+            the same.
         seed: Of the fixed random factors.
 
     Raises:
-        ValueError: If a number is out of range or a format unknown.
+        ValueError: If a number is out of range, a format unknown, or `overlap` meets another wire format than fp32.
     """
 
     rank: int = 4
@@ -32,6 +34,7 @@ class PowerSGDConfig:
     wire_format: str = "fp32"
     residual_format: str = "fp32"
     uncompressed_steps: int = 0
+    overlap: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -43,3 +46,8 @@ class PowerSGDConfig:
             raise ValueError(f"uncompressed_steps ({self.uncompressed_steps}) must be at least 0")
         wire_format(self.wire_format)
         wire_format(self.residual_format)
+        if self.overlap and self.wire_format != "fp32":
+            raise ValueError(
+                f"wire_format ({self.wire_format!r}) must be 'fp32' with overlap, where plain sums run beside a "
+                "backward pass; change it, or leave overlap out"
+            )

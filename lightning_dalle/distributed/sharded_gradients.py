@@ -7,6 +7,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from lightning_dalle.distributed.early_factors import EarlyFactors
 from lightning_dalle.distributed.plain_gradients import average_plain_gradients
 from lightning_dalle.distributed.powersgd import PowerSGD
 from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
@@ -62,6 +63,7 @@ class ShardedGradients:
             excluded=excluded,
             shard=self.shard,
         )
+        self._early = EarlyFactors(self.compressor, list(self.sharded.values())) if config.overlap else None
         self.norm = torch.zeros((), dtype=torch.float64)
         self.skipped_steps = 0
         self.reconstruction_errors: Mapping[str, float] = {}
@@ -80,6 +82,11 @@ class ShardedGradients:
                 _local(parameter.grad).add_(residual)
         self._holds_residuals = True
 
+    def begin_last_backward(self) -> None:
+        """Tell that the next backward pass is the last one before `synchronise`."""
+        if self._early is not None:
+            self._early.begin()
+
     @torch.no_grad()
     def synchronise(self, measure: bool = False, keep_spoiled: bool = False) -> bool:
         """Replace each gradient by its mean over all processes; all of them must call it.
@@ -97,7 +104,8 @@ class ShardedGradients:
         """
         self._holds_residuals = False
         gradients = [None if part.grad is None else _local(part.grad) for part in self.sharded.values()]
-        reduction = self.compressor.reduce(gradients, measure)
+        factors = None if self._early is None else self._early.take()
+        reduction = self.compressor.reduce(gradients, measure, factors)
         squares = sum(self._gather_over_shards(reduction.squared_norm)) + average_plain_gradients(self._plain)
         self.norm = torch.as_tensor(squares).sqrt()
         if not bool(self.norm.isfinite()):
@@ -134,6 +142,11 @@ class ShardedGradients:
             return self.compressor.residuals.peek(place)
         gradient = list(self.sharded.values())[place].grad
         return None if gradient is None else _local(gradient)
+
+    def close(self) -> None:
+        """Leave the parameters as they were."""
+        if self._early is not None:
+            self._early.close()
 
     def _reject(self, gradients: Sequence[Tensor | None], keep_spoiled: bool) -> None:
         self.compressor.reject(gradients)

@@ -15,6 +15,7 @@ from lightning_dalle.strategies import ShardedPowerSGDStrategy
         ({"shard_size": 0}, r"shard_size \(0\) must be at least 1"),
         ({"rank": 0}, r"rank \(0\) must be at least 1"),
         ({"wire_format": "fp8"}, r"format \('fp8'\) is unknown"),
+        ({"wire_format": "bf16", "overlap": True}, r"wire_format \('bf16'\) must be 'fp32' with overlap"),
     ],
 )
 def test_wrong_settings_are_refused_at_construction(settings: dict[str, Any], message: str) -> None:

@@ -1,0 +1,96 @@
+"""First factors of PowerSGD that cross the slow link while the backward pass that makes the gradients goes on."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import Work
+from torch.distributed.tensor import DTensor
+
+from lightning_dalle.distributed.powersgd import PowerSGD
+
+
+class EarlyFactors:
+    """Sends the first factor of each gradient as soon as the last backward pass of an update has made it.
+
+    Collectives must be called in the same order on all processes of a group, whatever each one's graph is. So the first
+    update only notes the order in which gradients come, that of the group's first process counts for all, and a factor
+    waits for those before it; what never comes, as the gradient of an unused parameter, is sent when it is asked for.
+
+    Whatever changes a gradient afterwards, as `on_after_backward` may, counts for the mean, but not for its basis.
+
+    Args:
+        parameters: In the order of the compressor's tensors.
+    """
+
+    def __init__(self, compressor: PowerSGD, parameters: Sequence[DTensor]) -> None:
+        self._compressor = compressor
+        self._parameters = parameters
+        self._matrices = {matrix.place: matrix for matrix in compressor.plan.matrices}
+        self._order: list[int] = []
+        self._begin(is_listening=False)
+        self._handles = [
+            parameters[place].register_post_accumulate_grad_hook(partial(self._on_gradient, place))
+            for place in self._matrices
+        ]
+
+    def begin(self) -> None:
+        """Send during the backward pass that comes now, unless this update travels whole."""
+        steps, config = self._compressor.steps, self._compressor.config
+        self._begin(is_listening=bool(self._matrices) and steps >= config.uncompressed_steps)
+
+    @torch.no_grad()
+    def take(self) -> list[Tensor] | None:
+        """The mean first factors in the order of the plan, or None if they are yet to be computed.
+
+        All processes of the group must call it.
+        """
+        if not self._is_listening:
+            return None
+        factors = self._finish() if self._order else None
+        if factors is None:
+            self._agree_on_order()
+        self._begin(is_listening=False)
+        return factors
+
+    def close(self) -> None:
+        """Leave the parameters as they were."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _begin(self, is_listening: bool) -> None:
+        self._is_listening = is_listening
+        self._made: dict[int, None] = {}
+        self._sent: dict[int, tuple[Tensor, Work]] = {}
+
+    @torch.no_grad()
+    def _on_gradient(self, place: int, parameter: Tensor) -> None:
+        if not self._is_listening:
+            return
+        self._made[place] = None
+        while len(self._sent) < len(self._order) and self._order[len(self._sent)] in self._made:
+            self._send(self._order[len(self._sent)])
+
+    def _send(self, place: int) -> None:
+        gradient = self._parameters[place].grad
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        factor = self._compressor.first_factor(self._matrices[place], local).contiguous()
+        size = self._compressor.group.size()
+        work = distributed.all_reduce(factor.div_(size), group=self._compressor.group, async_op=True)
+        assert work is not None
+        self._sent[place] = factor, work
+        self._compressor.traffic.sent += 2 * (size - 1) * factor.numel() * factor.element_size() // size
+
+    def _finish(self) -> list[Tensor]:
+        for place in self._order[len(self._sent) :]:
+            self._send(place)
+        for _, work in self._sent.values():
+            work.wait()
+        return [self._sent[place][0] for place in self._matrices]
+
+    def _agree_on_order(self) -> None:
+        rest = (place for place in self._matrices if place not in self._made)
+        order = torch.tensor([*self._made, *rest], device=self._parameters[0].device)
+        distributed.broadcast(order, group=self._compressor.group, group_src=0)
+        self._order = order.tolist()
