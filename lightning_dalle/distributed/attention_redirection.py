@@ -102,10 +102,10 @@ class RedirectedFunctions:
         factors = self._target.dropout_factors(input, p)
         return input.mul_(factors) if inplace else input * factors
 
-    def _attend_by_heads(self, *args: Any, need_weights: bool = True, **kwargs: Any) -> Any:
-        if need_weights and self._target.is_active:
+    def _attend_by_heads(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("need_weights", True) and self._target.is_active:
             raise ValueError(
                 "nn.MultiheadAttention with need_weights=True computes attention of this process's positions alone; "
                 "call it with need_weights=False"
             )
-        return self._multi_head_attention(*args, need_weights=need_weights, **kwargs)
+        return self._multi_head_attention(*args, **kwargs)

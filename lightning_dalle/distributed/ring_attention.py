@@ -53,9 +53,10 @@ class RingAttention(torch.autograd.Function):
         dropout: PositionalDropout | None,
     ) -> Tensor:
         """Joins the blocks by their log-sum-exps, in the order in which they come."""
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        query = query.contiguous()
         softmax = RunningSoftmax.empty(query)
-        pair = torch.stack([key, value])
+        # Kept in this form, which the backward pass sends round again.
+        own = pair = torch.stack([key, value])
         for step in range(ring.size):
             on_its_way = None if step + 1 == ring.size else ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
             with _computing(ring):
@@ -68,18 +69,18 @@ class RingAttention(torch.autograd.Function):
         # All scores of a query that sees nothing are -inf: any finite number gives them weight 0.
         log_sum_exp.masked_fill_(log_sum_exp == float("-inf"), 0)
         ctx.ring, ctx.plan, ctx.dropout = ring, plan, dropout
-        ctx.save_for_backward(query, key, value, output, log_sum_exp)
+        ctx.save_for_backward(query, own, output, log_sum_exp)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Computes each block's share with the log-sum-exp of the whole."""
-        query, key, value, output, log_sum_exp = ctx.saved_tensors
+        query, pair, output, log_sum_exp = ctx.saved_tensors
         result = AttentionResult(query, output, log_sum_exp, grad_output.contiguous())
         grad_query = torch.zeros_like(query, dtype=accumulator_dtype(query))
-        own = _travel_backward(ctx, result, torch.stack([key, value]), grad_query)
-        grad_key, grad_value = own.to(key.dtype).unbind(0)
+        own = _travel_backward(ctx, result, pair, grad_query)
+        grad_key, grad_value = own.to(pair.dtype).unbind(0)
         return grad_query.to(query.dtype), grad_key, grad_value, None, None, None
 
 

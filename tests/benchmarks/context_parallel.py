@@ -14,12 +14,13 @@ import statistics
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import Tensor, distributed
-from torch.nn.functional import scaled_dot_product_attention
+from torch import Tensor, distributed, nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_dalle.distributed.context_attention import ContextAttention
@@ -42,6 +43,7 @@ class Sizes:
     heads: int = 8
     head_dim: int = 64
     rounds: int = 5
+    depth: int = 8
 
     @property
     def pattern(self) -> AttentionPattern:
@@ -66,10 +68,8 @@ def cases(sizes: Sizes) -> list[Case]:
     pattern = sizes.pattern
     return [
         Case("bidirectional", SequenceMask("bidirectional"), "contiguous", scaled_dot_product_attention),
-        Case(
-            "causal", SequenceMask("causal"), "zigzag", lambda *qkv: scaled_dot_product_attention(*qkv, is_causal=True)
-        ),
-        Case("text prefix + row", SequenceMask(pattern), "zigzag", lambda *qkv: attend(*qkv, pattern)),
+        Case("causal", SequenceMask("causal"), "zigzag", partial(scaled_dot_product_attention, is_causal=True)),
+        Case("text prefix + row", SequenceMask(pattern), "zigzag", partial(attend, pattern=pattern)),
     ]
 
 
@@ -161,29 +161,69 @@ def _measure_case(rank: int, sizes: Sizes, case: Case) -> dict[str, float]:
         "bytes": traffic.sent_bytes / sizes.rounds,
         "kept": kept_bytes(attention, own),
         "kept_alone": kept_bytes(case.alone, whole),
-        **_peaks(attention, own, case, whole),
     }
 
 
-def _peaks(attention: Attention, own: list[Tensor], case: Case, whole: list[Tensor]) -> dict[str, float]:
-    """Bytes alive in a step, with what goes into it."""
-    peaks = {}
-    for name, function, tensors in (("peak", attention, own), ("peak_alone", case.alone, whole)):
+class Layers(nn.Sequential):
+    """A stack of residual blocks, to see what attention's own buffers weigh beside what is kept of all layers."""
+
+    def __init__(self, sizes: Sizes, attention: Attention) -> None:
+        width = sizes.heads * sizes.head_dim
+        super().__init__(*(Layer(width, sizes.heads, attention) for _ in range(sizes.depth)))
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, heads: int, attention: Attention) -> None:
+        super().__init__()
+        self.norm, self.projections = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.output, self.network_norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.heads, self.attention = heads, attention
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        projected = self.projections(self.norm(hidden)).unflatten(-1, (3, self.heads, -1))
+        attended = self.attention(*projected.permute(2, 0, 3, 1, 4))
+        hidden = hidden + self.output(attended.transpose(1, 2).flatten(2))
+        return hidden + self.contract(gelu(self.expand(self.network_norm(hidden))))
+
+
+def growth(rank: int, sizes: Sizes) -> float:
+    """Bytes that a position more adds to the peak of a training step of all layers, bidirectionally."""
+    world_size = distributed.get_world_size()
+    peaks = []
+    for length in (sizes.length // 8, sizes.length // 4):
+        attention: Attention = scaled_dot_product_attention
+        if world_size > 1:
+            layout = SequenceLayout(length, world_size)
+            attention = ContextAttention(layout, SequenceMask("bidirectional"), ring_group=distributed.group.WORLD)
+        network = Layers(sizes, attention)
+        for parameter in network.parameters():
+            # There before, so that only activations count.
+            parameter.grad = torch.zeros_like(parameter)
         with PeakMemory() as memory:
-            step(function, tensors)
-        peaks[name] = memory.peak + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return peaks
+            network(torch.randn(1, length // world_size, sizes.heads * sizes.head_dim)).square().mean().backward()
+            peaks.append(memory.peak)
+    return (peaks[1] - peaks[0]) / (sizes.length // 8)
 
 
 def table_of(sizes: Sizes, world_size: int) -> Table:
     """One row for each mask."""
     ranks = run_ranks(measure, world_size, sizes, timeout=1800)
-    columns = ("mask", "alone, ms", f"{world_size} ranks, ms", "ratio", "hidden", "imbalance", "MB sent", "formula, MB")
-    columns += ("kept", "longest", "largest difference")
+    columns: tuple[str, ...] = (
+        "mask",
+        "alone, ms",
+        f"{world_size} ranks, ms",
+        "ratio",
+        "hidden",
+        "imbalance",
+        "MB sent",
+        "formula, MB",
+    )
+    columns += ("kept", "largest difference")
     size = sizes.length * sizes.heads * sizes.head_dim * 4
     # Keys and values forward; they and their gradients backward, which come home with one more message.
     formula = 6 * (world_size - 1) / world_size * size
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for number, case in enumerate(cases(sizes)):
         figures = [answers[number] for answers in ranks]
         together = max(each["together"] for each in figures)
@@ -198,20 +238,32 @@ def table_of(sizes: Sizes, world_size: int) -> Table:
             f"{max(each['bytes'] for each in figures) / 1e6:.2f}",
             f"{formula / 1e6:.2f}",
             f"{max(each['kept'] / each['kept_alone'] for each in figures):.2f}",
-            f"{min(each['peak_alone'] / each['peak'] for each in figures):.2f}x",
             f"{max(each['error'] for each in figures):.0e}",
         )
         rows.append(row)
     note = (
         f"Forward and backward of {sizes.length} positions, {sizes.heads} heads of {sizes.head_dim}, fp32. `kept` is a "
-        "rank's share of what one process keeps for its backward pass, `longest` how much longer a sequence fits into "
-        "the memory that a step takes in one process; both count tensors. `imbalance` is of seconds in attention."
+        "rank's share of what one process keeps for its backward pass; `imbalance` is of seconds in attention."
     )
     return Table(f"Attention on {world_size} ranks", note, columns, rows)
 
 
+def longest_table(sizes: Sizes, world_sizes: list[int]) -> Table:
+    """How much longer a sequence fits on so many ranks."""
+    growths = {size: max(run_ranks(growth, size, sizes, timeout=1800)) for size in (1, *world_sizes)}
+    rows: list[tuple[str, ...]] = [
+        (str(size), f"{bytes_a_position / 1e3:.1f}", f"{growths[1] / bytes_a_position:.2f}x")
+        for size, bytes_a_position in growths.items()
+    ]
+    note = (
+        f"Peak of the tensors alive on a rank in a training step of {sizes.depth} layers, for each position of the "
+        "whole sequence, and so how much longer a sequence fits into the same memory. Bidirectional attention."
+    )
+    return Table("Memory of a position", note, ("ranks", "kB a position", "longest sequence"), rows)
+
+
 def contest(rank: int, sizes: Sizes, causal: bool) -> dict[str, list[float]]:
-    """Seconds and errors against double precision of both packages, on contiguous parts."""
+    """Seconds, and errors of output and gradients against double precision, of both packages on contiguous parts."""
     from ring_attention_pytorch.ring_flash_attention import ring_flash_attn
 
     world_size = distributed.get_world_size()
@@ -226,34 +278,32 @@ def contest(rank: int, sizes: Sizes, causal: bool) -> dict[str, list[float]]:
         return attended.transpose(1, 2)
 
     whole = whole_inputs(sizes)
-    exact = step(
-        lambda *qkv: scaled_dot_product_attention(*qkv, is_causal=causal), [tensor.double() for tensor in whole]
-    )
+    exact = step(partial(scaled_dot_product_attention, is_causal=causal), [tensor.double() for tensor in whole])
     own = [layout.shard(tensor, rank, dim=-2) for tensor in whole]
-    results: dict[str, list[float]] = {}
-    for name, attention in (("ours", ours), ("ring-attention-pytorch", theirs)):
+    contestants: list[tuple[str, Attention]] = [("this one", ours), ("ring-attention-pytorch", theirs)]
+    errors = {}
+    for name, attention in contestants:
         parts = zip(step(attention, own), exact, strict=True)
-        error = max(float((mine - layout.shard(right, rank, -2)).abs().max()) for mine, right in parts)
-        results[name] = [0.0, error]
-    times: dict[str, list[float]] = {name: [] for name in results}
-    for _, (name, attention) in itertools.product(
-        range(sizes.rounds), (("ours", ours), ("ring-attention-pytorch", theirs))
-    ):
+        errors[name] = [float((mine - layout.shard(right, rank, -2)).abs().max()) for mine, right in parts]
+    times: dict[str, list[float]] = {name: [] for name, _ in contestants}
+    for _, (name, attention) in itertools.product(range(sizes.rounds), contestants):
         distributed.barrier()
-        times[name].append(seconds_of(lambda attention=attention: step(attention, own)))
-    return {name: [statistics.median(times[name]), error] for name, (_, error) in results.items()}
+        times[name].append(seconds_of(partial(step, attention, own)))
+    return {name: [statistics.median(times[name]), *errors[name]] for name, _ in contestants}
 
 
 def contest_table(sizes: Sizes, world_size: int) -> Table:
     """One row for each mask and package."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for causal in (False, True):
         ranks = run_ranks(contest, world_size, sizes, causal, timeout=1800)
         for name in ranks[0]:
-            seconds, error = (max(answers[name][place] for answers in ranks) for place in (0, 1))
-            rows.append(("causal" if causal else "bidirectional", name, milliseconds(seconds), f"{error:.1e}"))
-    note = f"The same work on {world_size} ranks and contiguous parts; errors are against double precision."
-    return Table("Against another package", note, ("mask", "package", "ms", "largest error"), rows)
+            seconds, *errors = (max(answers[name][place] for answers in ranks) for place in range(5))
+            mask = "causal" if causal else "bidirectional"
+            rows.append((mask, name, milliseconds(seconds), *(f"{error:.1e}" for error in errors)))
+    note = f"The same work on {world_size} ranks and contiguous parts; largest errors against double precision."
+    columns: tuple[str, ...] = ("mask", "package", "ms", "output", "of queries", "of keys", "of values")
+    return Table("Against another package", note, columns, rows)
 
 
 def main() -> None:
@@ -267,6 +317,7 @@ def main() -> None:
     console = Console(width=200)
     for world_size in arguments.ranks:
         table_of(sizes, world_size).show(console)
+    longest_table(sizes, arguments.ranks).show(console)
     if importlib.util.find_spec("ring_attention_pytorch") is not None:
         contest_table(sizes, arguments.ranks[0]).show(console)
 

@@ -29,6 +29,10 @@ def _query(heads: int = 2) -> Tensor:
     return torch.randn(2, heads, LENGTH, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
+def _attend(query: Tensor, **options: Any) -> Tensor:
+    return scaled_dot_product_attention(query, query, query, **options)
+
+
 @pytest.mark.parametrize(("is_causal", "scale"), [(True, None), (False, 0.3)])
 def test_attention_is_that_of_torch(is_causal: bool, scale: float | None) -> None:
     query, key = _query(4), _query(2)
@@ -89,7 +93,7 @@ def test_dropout_is_drawn_from_the_generator_and_scaled() -> None:
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         with _sequences().step(_batch()):
-            scaled_dot_product_attention(*[_query()] * 3, dropout_p=0.5)
+            _attend(_query(), dropout_p=0.5)
             masks.append(dropout(hidden, 0.25))
             changed = hidden.clone()
             assert dropout(changed, 0.25, inplace=True) is changed
@@ -106,7 +110,7 @@ def test_dropout_is_drawn_from_the_generator_and_scaled() -> None:
 def test_batches_may_be_tuples() -> None:
     sequences = CutSequences(SequencePlan(batch={1: 0}), ContextGroups())
     with sequences.step((torch.ones(2), torch.arange(LENGTH))) as own:
-        scaled_dot_product_attention(*[_query()] * 3)
+        _attend(_query())
     assert own[1].tolist() == list(range(LENGTH))
     with pytest.raises(ValueError, match=r"the plan cuts \[1\] of each batch"), sequences.step((torch.ones(2),)):
         pass
@@ -140,7 +144,7 @@ def test_what_would_be_wrong_without_a_word_is_refused() -> None:
         with pytest.raises(ValueError, match="attn_mask is of this process's positions"):
             scaled_dot_product_attention(query, query, query, attn_mask=mask)
         with pytest.raises(ValueError, match="over a cut sequence it must have 4 dimensions"):
-            scaled_dot_product_attention(*[query[0]] * 3)
+            _attend(query[0])
         with pytest.raises(ValueError, match="need_weights=True computes attention of this process's positions alone"):
             attention(*[query[:, 0]] * 3)
         scaled_dot_product_attention(query, query, query)
@@ -155,11 +159,11 @@ def test_what_would_be_wrong_without_a_word_is_refused() -> None:
 def test_a_loss_of_parts_is_told_from_one_of_the_whole() -> None:
     sequences = _sequences()
     with sequences.step(_batch()):
-        scaled_dot_product_attention(*[_query()] * 3)
+        _attend(_query())
     with pytest.raises(RuntimeError, match="training_step returned a loss of this process's positions alone"):
         sequences.check_mean_was_taken("training_step")
     with sequences.step(_batch()):
-        scaled_dot_product_attention(*[_query()] * 3)
+        _attend(_query())
         assert float(sequence_mean(torch.tensor(6.0), torch.tensor(4))) == 1.5
     sequences.check_mean_was_taken("training_step")
 
@@ -185,7 +189,7 @@ def test_plan_is_attached_to_what_exists() -> None:
     assert network.last(network.first(hidden))[0] is hidden
     with sequences.step(_batch()):
         output, other = network.last(network.first(input=hidden))
-        scaled_dot_product_attention(*[_query()] * 3)
+        _attend(_query())
     assert torch.equal(output, hidden)
     assert other == 7
     with pytest.raises(ValueError, match="'second' is no submodule of _Network"):
