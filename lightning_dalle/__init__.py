@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from lightning_dalle.lightning_modules.video_autoencoder_module import (
         VideoAutoencoderModule as VideoAutoencoderModule,
     )
+    from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule as VideoDiTModule
+    from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTraining as VideoDiTTraining
     from lightning_dalle.models.contrastive import ContrastiveConfig as ContrastiveConfig
     from lightning_dalle.models.discrete_vae import DiscreteVAE as DiscreteVAE, DiscreteVAEConfig as DiscreteVAEConfig
     from lightning_dalle.models.openai_checkpoint import load_openai as load_openai
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         SparseTransformer as SparseTransformer,
         SparseTransformerConfig as SparseTransformerConfig,
     )
+    from lightning_dalle.models.text_tower import TextTowerConfig as TextTowerConfig
     from lightning_dalle.models.video_autoencoder import (
         CausalVideoAutoencoder as CausalVideoAutoencoder,
         CausalVideoAutoencoderConfig as CausalVideoAutoencoderConfig,
@@ -49,7 +52,9 @@ if TYPE_CHECKING:
         PixelAutoencoder as PixelAutoencoder,
         VideoAutoencoder as VideoAutoencoder,
     )
+    from lightning_dalle.models.video_dit import VideoDiT as VideoDiT, VideoDiTConfig as VideoDiTConfig
     from lightning_dalle.ops.attention_pattern import AttentionPattern as AttentionPattern
+    from lightning_dalle.ops.rotary_grid import RotaryGridConfig as RotaryGridConfig
     from lightning_dalle.ops.sequence_cut import sequence_mean as sequence_mean
     from lightning_dalle.optim import AdamW16 as AdamW16
     from lightning_dalle.plugins import PerBlockGradientScaling as PerBlockGradientScaling
@@ -89,6 +94,7 @@ _MODULE_OF = {
     "PixelAutoencoder": "lightning_dalle.models.video_autoencoder_protocol",
     "PowerSGD": "lightning_dalle.distributed.powersgd",
     "PowerSGDConfig": "lightning_dalle.distributed.powersgd_config",
+    "RotaryGridConfig": "lightning_dalle.ops.rotary_grid",
     "SequenceLayout": "lightning_dalle.distributed.sequence_layout",
     "SequenceMask": "lightning_dalle.distributed.sequence_mask",
     "SequencePlan": "lightning_dalle.distributed.sequence_plan",
@@ -96,8 +102,13 @@ _MODULE_OF = {
     "SparseTransformer": "lightning_dalle.models.sparse_transformer",
     "SparseTransformerConfig": "lightning_dalle.models.sparse_transformer",
     "TextToImageModule": "lightning_dalle.lightning_modules.text_to_image_module",
+    "TextTowerConfig": "lightning_dalle.models.text_tower",
     "VideoAutoencoder": "lightning_dalle.models.video_autoencoder_protocol",
     "VideoAutoencoderModule": "lightning_dalle.lightning_modules.video_autoencoder_module",
+    "VideoDiT": "lightning_dalle.models.video_dit",
+    "VideoDiTConfig": "lightning_dalle.models.video_dit",
+    "VideoDiTModule": "lightning_dalle.lightning_modules.video_dit_module",
+    "VideoDiTTraining": "lightning_dalle.lightning_modules.video_dit_training",
     "VideoSamples": "lightning_dalle.callbacks",
     "export_checkpoint": "lightning_dalle.strategies",
     "load_openai": "lightning_dalle.models.openai_checkpoint",

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
@@ -23,6 +23,9 @@ TextConditioning = Literal["cross_attention", "joint"]
 @dataclass(frozen=True, kw_only=True)
 class VideoDiTConfig:
     """Sizes of a `VideoDiT`; the defaults are those of Wan 2.1's smaller network, 1.4e9 parameters.
+
+    That network's positions are `RotaryGridConfig(trained_grid=(21, 30, 52), axis_dims=(44, 42, 42))`: 81 frames of
+    480 x 832 pixels, 4 x 8 x 8 of which make a latent.
 
     Args:
         patch_size: Values of the grid along time, height and width that make a token.
@@ -45,9 +48,7 @@ class VideoDiTConfig:
     text_width: int = 4096
     conditioning: TextConditioning = "cross_attention"
     time_features: int = 256
-    rotary: RotaryGridConfig = field(
-        default_factory=lambda: RotaryGridConfig(trained_grid=(21, 30, 52), axis_dims=(44, 42, 42))
-    )
+    rotary: RotaryGridConfig
     activation_checkpointing: bool = False
 
     def __post_init__(self) -> None:
