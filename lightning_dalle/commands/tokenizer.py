@@ -54,8 +54,9 @@ def data_of_recipe(recipe: Mapping[str, Any]) -> CaptionedDataModule:
 
 def vocabulary_size_of_recipe(recipe: Mapping[str, Any]) -> int:
     """What the recipe's model has room for, else the paper's 16,384."""
-    network = recipe.get("model", {}).get("init_args", {}).get("network", {})
-    return int(network.get("text_vocabulary_size", 16384))
+    model = recipe.get("model", {}).get("init_args", {})
+    sizes = {**model.get("text_encoder", {}), **model.get("network", {})}
+    return int(sizes.get("text_vocabulary_size", sizes.get("vocabulary_size", 16384)))
 
 
 def _parser() -> ArgumentParser:

@@ -27,13 +27,16 @@ def write_clip(path: Path, clip: UInt8[Tensor, "3 frames height width"], frame_r
         raise ValueError(f"path ({path.name}) must end with one of {', '.join(CLIP_SUFFIXES)}")
     if frame_rate <= 0:
         raise ValueError(f"frame_rate ({frame_rate}) must be above 0, such as 8 frames a second")
-    content = _video(clip, frame_rate) if path.suffix == ".mp4" else _animation(clip, frame_rate, path.suffix[1:])
+    content = _video(clip, frame_rate) if path.suffix == ".mp4" else encode_animation(clip, frame_rate, path.suffix[1:])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
 
 
-def _animation(clip: Tensor, frame_rate: float, image_format: str) -> bytes:
+def encode_animation(
+    clip: UInt8[Tensor, "3 frames height width"], frame_rate: float = 8.0, image_format: str = "webp"
+) -> bytes:
+    """The bytes of an animation that loops, a lossless `webp` or a `gif`."""
     pictures = [Image.fromarray(frame) for frame in clip.cpu().permute(1, 2, 3, 0).contiguous().numpy()]
     options = {"lossless": True} if image_format == "webp" else {}
     buffer = io.BytesIO()

@@ -5,12 +5,11 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau
 
 from lightning_dalle.models.sparse_transformer import SparseTransformer
 from lightning_dalle.ops.schedules import CosineSchedule
-from lightning_dalle.optim import AdamW16, JoinedOptimizer
+from lightning_dalle.optim import AdamW16, muon_with_adamw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,21 +99,15 @@ def build_optimizer(network: SparseTransformer, training: TextToImageTraining) -
     if training.optimizer == "adamw":
         return _adamw(network, training, list(network.named_parameters()))
     inner = {parameter for parameter in network.layers.parameters() if parameter.ndim == 2}
-    if any(isinstance(parameter, DTensor) for parameter in inner):
-        raise ValueError("optimizer ('muon') needs whole matrices, but these are sharded; choose optimizer 'adamw'")
-    muon = torch.optim.Muon(
-        [(name, parameter) for name, parameter in network.named_parameters() if parameter in inner],
-        lr=training.learning_rate,
-        weight_decay=training.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
-    others = [(name, parameter) for name, parameter in network.named_parameters() if parameter not in inner]
-    return JoinedOptimizer(muon, _adamw(network, training, others))
+    named = list(network.named_parameters())
+    others = _adamw(network, training, [(name, parameter) for name, parameter in named if parameter not in inner])
+    matrices = [(name, parameter) for name, parameter in named if parameter in inner]
+    return muon_with_adamw(matrices, others, training.weight_decay)
 
 
 def _adamw(
     network: nn.Module, training: TextToImageTraining, parameters: list[tuple[str, nn.Parameter]]
-) -> torch.optim.Optimizer:
+) -> torch.optim.AdamW | AdamW16:
     linear = {module.weight for module in network.modules() if isinstance(module, nn.Linear)}
     matrices = [(name, parameter) for name, parameter in parameters if parameter in linear]
     others = [(name, parameter) for name, parameter in parameters if parameter not in linear]

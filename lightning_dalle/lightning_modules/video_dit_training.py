@@ -1,7 +1,7 @@
 """How a video diffusion transformer is trained: clips, times of noise, optimizer and learning rate."""
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_dalle.lightning_modules.text_to_image_training import cosine_factor
 from lightning_dalle.ops.flow_matching import TimestepDensity
+from lightning_dalle.optim import muon_with_adamw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,8 @@ class VideoDiTTraining:
             told otherwise.
         learning_rate: Reached after the linear warm-up.
         total_updates: Length of the cosine on which the learning rate falls to 0, warm-up included; None leaves it.
+        optimizer: `muon` takes Muon for the matrices inside the layers of network and text encoder, and AdamW for all
+            else (`optim.muon_with_adamw`).
         weight_decay: Of matrices; gains, biases and embeddings have none.
         time_density: Of training times between data (0) and noise (1).
         shift: Moves the times of clips of `clip_size` towards noise, in training and sampling; those of others by the
@@ -36,6 +39,7 @@ class VideoDiTTraining:
     learning_rate: float = 1e-4
     warmup_updates: int = 1000
     total_updates: int | None = None
+    optimizer: Literal["adamw", "muon"] = "adamw"
     beta1: float = 0.9
     beta2: float = 0.99
     epsilon: float = 1e-8
@@ -62,6 +66,8 @@ class VideoDiTTraining:
         for name in ("caption_dropout", "first_frame_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1]")
+        if self.optimizer not in ("adamw", "muon"):
+            raise ValueError(f"optimizer ({self.optimizer!r}) must be 'adamw' or 'muon'")
         if self.time_density not in get_args(TimestepDensity):
             raise ValueError(f"time_density ({self.time_density!r}) must be one of {get_args(TimestepDensity)}")
         if self.total_updates is not None and self.total_updates <= self.warmup_updates:
@@ -72,14 +78,22 @@ class VideoDiTTraining:
 
 
 def build_optimizer(module: nn.Module, training: VideoDiTTraining) -> torch.optim.Optimizer:
-    """AdamW over what is trained, whose weight decay spares all but the weights of linear layers."""
-    matrices = {part.weight: None for part in module.modules() if isinstance(part, nn.Linear)}
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    """The configured optimizer over what is trained, whose weight decay spares all but the weights of linear layers.
+
+    Raises:
+        ValueError: If Muon, which needs whole matrices, gets sharded ones.
+    """
+    linear = {part.weight for part in module.modules() if isinstance(part, nn.Linear)}
+    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    matrices = [(name, parameter) for name, parameter in trained if parameter in linear]
+    # Lists of layers hold what is inside; what leads in and out stands beside them.
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    inner = {parameter for layers in lists for parameter in layers.parameters()} if training.optimizer == "muon" else {}
     groups: list[dict[str, Any]] = [
-        {"params": [parameter for parameter in trained if parameter in matrices]},
-        {"params": [parameter for parameter in trained if parameter not in matrices], "weight_decay": 0.0},
+        {"params": [(name, parameter) for name, parameter in matrices if parameter not in inner]},
+        {"params": [pair for pair in trained if pair[1] not in linear], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    adamw = torch.optim.AdamW(
         groups,
         lr=training.learning_rate,
         betas=(training.beta1, training.beta2),
@@ -88,6 +102,10 @@ def build_optimizer(module: nn.Module, training: VideoDiTTraining) -> torch.opti
         # Not fused: Lightning refuses to clip the gradients of a fused optimizer under mixed precision.
         foreach=True,
     )
+    if training.optimizer == "adamw":
+        return adamw
+    of_layers = [(name, parameter) for name, parameter in matrices if parameter in inner]
+    return muon_with_adamw(of_layers, adamw, training.weight_decay)
 
 
 def build_scheduler(optimizer: torch.optim.Optimizer, training: VideoDiTTraining) -> dict[str, Any]:

@@ -44,6 +44,11 @@ PANELS: dict[str, Sequence[Panel]] = {
         Panel("Image tokens, nats each", {"train/image_loss": "training", "val/image_loss": "validation"}),
         Panel("Text tokens, nats each", {"train/text_loss": "training", "val/text_loss": "validation"}),
     ),
+    "video_dit": (
+        Panel("Squared error of the velocity", {"train/loss": "training", "val/loss": "validation"}),
+        Panel("Clips read back: what is shown", {"val/oracle_colour": "colour", "val/oracle_shape": "shape"}),
+        Panel("Clips read back: how it moves", {"val/oracle_axis": "axis", "val/oracle_direction": "direction"}),
+    ),
 }
 
 

@@ -11,7 +11,7 @@ from lightning_dalle.evaluation.image_scores import image_scores
 from lightning_dalle.evaluation.nearest_neighbours import nearest_neighbours
 from lightning_dalle.quickstart.figures import Figure
 from lightning_dalle.quickstart.judgement import Judgement, Prompts, best_of_figures, reconstruction_figures
-from lightning_dalle.quickstart.pictures import Models, RankedPictures, draw_ranked, reconstruct, split_images
+from lightning_dalle.quickstart.pictures import Models, RankedPictures, draw_ranked, reconstruct, split_samples
 from lightning_dalle.quickstart.settings import Sampling
 
 CAPTION_TARGET = 0.6
@@ -22,7 +22,7 @@ EXTRACTOR = "effnet_lite0"
 def judge_open_moji(models: Models, data: OpenMoji, sampling: Sampling) -> Judgement:
     """Measure training captions, and what the discrete VAE keeps of all pictures."""
     judgement = Judgement()
-    images, all_captions = split_images(data, "all")
+    images, all_captions = split_samples(data, "all")
     captions = training_prompts(data, sampling)
     pictures = draw_ranked(models, captions, sampling)
     originals = images[[all_captions.index(caption) for caption in captions]]
@@ -33,14 +33,14 @@ def judge_open_moji(models: Models, data: OpenMoji, sampling: Sampling) -> Judge
         label="Training captions",
         what="has, of the whole set, the picture of its caption as the nearest by the reranker's image features",
         target=CAPTION_TARGET,
-        num_candidates=sampling.num_candidates,
+        num_candidates=sampling.candidates,
     )
     description = (
         "Captions that were trained on, beside their picture of the training set. A mark tells whether the nearest "
         "picture of the whole set, by the reranker's image features, bears the caption."
     )
     judgement.prompts.append(Prompts("Training captions", description, pictures, marks, originals))
-    splits = {split: split_images(data, split)[0] for split in ("val", "train")}
+    splits = {split: split_samples(data, split)[0] for split in ("val", "train")}
     reconstructions = {split: reconstruct(models.discrete_vae, part) for split, part in splits.items()}
     judgement.figures += reconstruction_figures(splits, reconstructions, PSNR_TARGET)
     _judge_likeness(judgement, models, pictures.best, originals)
@@ -59,7 +59,7 @@ def _bears_caption(models: Models, pictures: RankedPictures, images: Tensor, all
     nearest, _ = nearest_neighbours(candidates, models.contrastive.encode_images(images))
     pairs = zip(nearest.tolist(), pictures.repeated_captions, strict=True)
     return torch.tensor([all_captions[index] == caption for index, caption in pairs]).unflatten(
-        0, pictures.scores.shape
+        0, pictures.images.shape[:2]
     )
 
 

@@ -29,25 +29,26 @@ class Models:
     @classmethod
     def load(cls, folder: RunFolder) -> "Models":
         """Read the final checkpoints."""
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-
-        def read(kind: Any, stage: str) -> Any:
-            return kind.load_from_checkpoint(folder.checkpoint(stage), map_location=device, weights_only=True).eval()
-
         return cls(
-            read(DiscreteVAEModule, "discrete_vae"),
-            read(ContrastiveModule, "contrastive"),
-            read(TextToImageModule, "text_to_image"),
+            load_final(DiscreteVAEModule, folder, "discrete_vae"),
+            load_final(ContrastiveModule, folder, "contrastive"),
+            load_final(TextToImageModule, folder, "text_to_image"),
         )
+
+
+def load_final(kind: Any, folder: RunFolder, stage: str) -> Any:
+    """The trained module of a stage, ready to use."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return kind.load_from_checkpoint(folder.checkpoint(stage), map_location=device, weights_only=True).eval()
 
 
 @dataclass(frozen=True)
 class RankedPictures:
-    """Candidates of captions, best first by the reranker, and how they were judged."""
+    """Candidates of captions, best first by the reranker if there is one; clips have frames before height and width."""
 
     captions: list[str]
-    images: UInt8[Tensor, "captions candidates 3 height width"]
-    scores: Float[Tensor, "captions candidates"]
+    images: UInt8[Tensor, "captions candidates 3 *size"]
+    scores: Float[Tensor, "captions candidates"] | None
 
     @property
     def repeated_captions(self) -> list[str]:
@@ -55,7 +56,7 @@ class RankedPictures:
         return [caption for caption in self.captions for _ in range(self.images.shape[1])]
 
     @property
-    def best(self) -> UInt8[Tensor, "captions 3 height width"]:
+    def best(self) -> UInt8[Tensor, "captions 3 *size"]:
         """The picture of each caption that the reranker likes most."""
         return self.images[:, 0]
 
@@ -64,7 +65,7 @@ def draw_ranked(models: Models, captions: Sequence[str], sampling: Sampling) -> 
     """Draw candidates of each caption and put them in the order of their cosine with it; equal ones stay in theirs."""
     candidates = models.text_to_image.generate(
         captions,
-        sampling.num_candidates,
+        sampling.candidates,
         **sampling.distribution,
         generator=torch.Generator().manual_seed(sampling.seed),
     ).cpu()
@@ -83,11 +84,12 @@ def reconstruct(
         return torch.cat([discrete_vae.decode(discrete_vae.encode(chunk)).cpu() for chunk in chunks]).clone()
 
 
-def split_images(
+def split_samples(
     data: CaptionedDataModule, split: str, most: int | None = None
-) -> tuple[UInt8[Tensor, "images 3 height width"], list[str]]:
-    """Images of a split, evenly spaced in it, and their captions; all of them by default."""
+) -> tuple[UInt8[Tensor, "samples 3 *size"], list[str]]:
+    """Images or clips of a split, evenly spaced in it, and their captions; all of them by default."""
     dataset = data.dataset(split)
     count = len(dataset) if most is None else min(most, len(dataset))
     samples = [dataset[index * len(dataset) // count] for index in range(count)]
-    return torch.stack([sample["image"] for sample in samples]), [sample["caption"] for sample in samples]
+    kind = "video" if "video" in samples[0] else "image"
+    return torch.stack([sample[kind] for sample in samples]), [sample["caption"] for sample in samples]

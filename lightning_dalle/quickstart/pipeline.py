@@ -14,7 +14,7 @@ from lightning_dalle.quickstart.progress import format_minutes
 from lightning_dalle.quickstart.report import write_report
 from lightning_dalle.quickstart.results import Results
 from lightning_dalle.quickstart.scoring import judge
-from lightning_dalle.quickstart.settings import TRAINED_STAGES, DataName, RunFolder, Sampling, Settings, write_json
+from lightning_dalle.quickstart.settings import DataName, RunFolder, Sampling, Settings, write_json
 from lightning_dalle.quickstart.training import data_module, last_checkpoint, train, train_tokenizer
 
 TITLES = {
@@ -22,6 +22,7 @@ TITLES = {
     "discrete_vae": "Discrete VAE",
     "contrastive": "Reranker",
     "text_to_image": "Transformer",
+    "video_dit": "Video transformer",
     "pictures": "Pictures",
     "report": "Report",
 }
@@ -43,6 +44,7 @@ TYPICAL_SECONDS = {
         "pictures": 20,
         "report": 2,
     },
+    "moving-shapes": {"tokenizer": 2, "video_dit": 800, "pictures": 40, "report": 4},
 }
 
 
@@ -56,17 +58,17 @@ def run_quickstart(
     """Run the whole recipe of the DALL-E paper, small: captions to ranked and scored pictures, with a report.
 
     Trains what the packaged recipes `DATA/discrete_vae`, `DATA/contrastive` and `DATA/text_to_image` say, draws
-    pictures and measures them. The output folder gets the checkpoints, `report.html`, `metrics.json` and offline W&B
-    runs.
+    pictures and measures them; for moving shapes, `moving_shapes/video_dit` and clips. The output folder gets the
+    checkpoints, `report.html`, `metrics.json` and offline W&B runs.
     Interrupted, the same call goes on from the last checkpoint; finished, it only prints the figures.
 
     Args:
-        data: Real drawings, or drawn shapes that an oracle reads back.
+        data: Real drawings, or drawn shapes that an oracle reads back, still or moving.
         output: Folder of the run.
         fresh: Delete an earlier run in that folder first.
         sampling: What is drawn for the scores.
-        extra: For stages of training (`discrete_vae`, `contrastive`, `text_to_image`), further arguments of
-            `lightning-dalle fit`, which stand above the recipe's.
+        extra: For stages of training (`discrete_vae`, `contrastive` and `text_to_image`, or `video_dit`), further
+            arguments of `lightning-dalle fit`, which stand above the recipe's.
 
     Returns:
         The content of `metrics.json`.
@@ -95,12 +97,13 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         self.console = Console()
+        self.stages = ("tokenizer", *self.settings.trained_stages, "pictures", "report")
 
     def run(self) -> dict[str, Any]:
         """Run what is not finished, and return the content of `metrics.json`."""
         self.log = StageLog(self.folder.path / "stages.json")
         try:
-            for stage in TITLES:
+            for stage in self.stages:
                 self._run_stage(stage)
         except (KeyboardInterrupt, SystemExit) as stop:
             # Lightning turns the first into the second, with status 1; a bad argument has status 2.
@@ -114,7 +117,7 @@ class Pipeline:
         return metrics
 
     def _run_stage(self, stage: str) -> None:
-        number = f"Stage {list(TITLES).index(stage) + 1}/{len(TITLES)}"
+        number = f"Stage {self.stages.index(stage) + 1}/{len(self.stages)}"
         if self._marker(stage).exists():
             self.console.print(f"[dim]{number}  {TITLES[stage]}: finished earlier")
             return
@@ -127,7 +130,7 @@ class Pipeline:
 
     def _work(self, stage: str) -> Callable[[], None]:
         settings, folder = self.settings, self.folder
-        if stage in TRAINED_STAGES:
+        if stage in settings.trained_stages:
             return lambda: train(settings, folder, stage, TITLES[stage], self._later_seconds(stage))
         work: dict[str, Callable[[], None]] = {
             "tokenizer": lambda: train_tokenizer(settings, folder),
@@ -143,18 +146,18 @@ class Pipeline:
 
     def _forget_later_results(self, stage: str) -> None:
         """What somebody deleted is made anew, and so is everything that was made from it."""
-        for later in _stages_after(stage):
+        for later in self._stages_after(stage):
             self._marker(later).unlink(missing_ok=True)
-            if later in TRAINED_STAGES:
+            if later in self.settings.trained_stages:
                 shutil.rmtree(self.folder.work(later), ignore_errors=True)
 
     def _later_seconds(self, stage: str) -> float:
-        return sum(map(self._expected_seconds, _stages_after(stage)))
+        return sum(map(self._expected_seconds, self._stages_after(stage)))
 
     def _expected_seconds(self, stage: str) -> float:
         """Typical time, scaled by how fast this machine has been so far."""
         typical = TYPICAL_SECONDS[self.settings.data]
-        finished = [known for known in TRAINED_STAGES if self.folder.checkpoint(known).exists()]
+        finished = [known for known in self.settings.trained_stages if self.folder.checkpoint(known).exists()]
         expected = sum(typical[known] for known in finished)
         scale = sum(map(self.log.seconds, finished)) / expected if finished else 1.0
         return typical[stage] * scale
@@ -171,6 +174,5 @@ class Pipeline:
             "machine": describe_machine(),
         }
 
-
-def _stages_after(stage: str) -> list[str]:
-    return list(TITLES)[list(TITLES).index(stage) + 1 :]
+    def _stages_after(self, stage: str) -> tuple[str, ...]:
+        return self.stages[self.stages.index(stage) + 1 :]

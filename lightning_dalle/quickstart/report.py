@@ -12,19 +12,34 @@ from lightning_dalle.quickstart import report_pictures
 from lightning_dalle.quickstart.curves import draw_panels
 from lightning_dalle.quickstart.figures import Figure
 from lightning_dalle.quickstart.results import Results
-from lightning_dalle.quickstart.settings import TRAINED_STAGES, RunFolder
+from lightning_dalle.quickstart.settings import RunFolder
 
 STAGE_NAMES = {
     "tokenizer": "Tokenizer",
     "discrete_vae": "Discrete VAE",
     "contrastive": "Contrastive reranker",
     "text_to_image": "Text-to-image transformer",
-    "pictures": "Pictures drawn, ranked and judged",
+    "video_dit": "Video diffusion transformer",
+    "pictures": "Samples drawn and judged",
     "report": "Report",
 }
-_DATA = {
-    "openmoji": "OpenMoji drawings and their Unicode names",
-    "shapes": "drawn shapes, of which some compositions were never trained on",
+_TITLES = {
+    "openmoji": "Captions to pictures: OpenMoji",
+    "shapes": "Captions to pictures: drawn shapes",
+    "moving-shapes": "Captions to clips: moving shapes",
+}
+_RECIPE = """The recipe of <cite>Zero-Shot Text-to-Image Generation</cite> (Ramesh et al. 2021), small: a tokenizer, a
+discrete VAE, a transformer over its codes and a contrastive reranker, trained from nothing on"""
+_PICTURES = """Below is what the transformer draws for captions, the best of each caption’s candidates as the reranker
+sees them."""
+_LEADS = {
+    "openmoji": (f"{_RECIPE} OpenMoji drawings and their Unicode names", _PICTURES),
+    "shapes": (f"{_RECIPE} drawn shapes, of which some compositions were never trained on", _PICTURES),
+    "moving-shapes": (
+        "A video diffusion transformer, small, trained from nothing by flow matching on clips of moving shapes, of "
+        "which some combinations were never trained on",
+        "Below is what it draws for captions of those.",
+    ),
 }
 
 
@@ -60,17 +75,15 @@ def render_report(results: Results, stages: Mapping[str, Mapping[str, Any]], mac
 
 
 def _title(results: Results) -> str:
-    return "Captions to pictures: " + {"openmoji": "OpenMoji", "shapes": "drawn shapes"}[results.settings["data"]]
+    return _TITLES[results.settings["data"]]
 
 
 def _opening(results: Results, stages: Mapping[str, Mapping[str, Any]]) -> str:
     verdicts = [figure.met for figure in results.figures if figure.met is not None]
     minutes = sum(stage["seconds"] for stage in stages.values()) / 60
+    trained, shown = _LEADS[results.settings["data"]]
     return f"""<h1>{_title(results)}</h1>
-<p class="lead">The recipe of <cite>Zero-Shot Text-to-Image Generation</cite> (Ramesh et al. 2021), small: a tokenizer,
-a discrete VAE, a transformer over its codes and a contrastive reranker, trained from nothing on
-{_DATA[results.settings["data"]]}, in {minutes:.1f} minutes. Below is what the transformer draws for captions, the best
-of each caption’s candidates as the reranker sees them. {sum(verdicts)} of {len(verdicts)} targets are met.</p>
+<p class="lead">{trained}, in {minutes:.1f} minutes. {shown} {sum(verdicts)} of {len(verdicts)} targets are met.</p>
 {report_pictures.hero(results.pictures["prompts"])}"""
 
 
@@ -118,8 +131,8 @@ def _attribute_row(name: str, shares: Mapping[str, float]) -> str:
 
 def _curves(results: Results) -> str:
     parts = ["<h2>Training</h2>"]
-    for stage in TRAINED_STAGES:
-        drawings = draw_panels(stage, results.curves[stage])
+    for stage, curves in results.curves.items():
+        drawings = draw_panels(stage, curves)
         if drawings:
             parts.append(f'<h3>{STAGE_NAMES[stage]}</h3>\n<div class="curves">{"".join(drawings)}</div>')
     return "\n".join(parts)
@@ -146,8 +159,9 @@ def _duration(seconds: float) -> str:
 
 def _settings(results: Results, machine: Mapping[str, str]) -> str:
     settings = results.settings
+    folder = settings["data"].replace("-", "_")
     recipes = "\n".join(
-        f"<details><summary>{STAGE_NAMES[stage]}: the recipe {settings['data']}/{stage}.yaml</summary>"
+        f"<details><summary>{STAGE_NAMES[stage]}: the recipe {folder}/{stage}.yaml</summary>"
         f"<pre>{html.escape(text)}</pre>{_extra(settings['extra'].get(stage, []))}</details>"
         for stage, text in settings["recipes"].items()
     )

@@ -10,6 +10,8 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
+from lightning_dalle.evaluation.clip_writing import encode_animation
+
 NUM_HERO, NUM_OPEN = 16, 12
 """Pictures at the top of the report, and captions of a kind that are shown before a click."""
 
@@ -32,9 +34,13 @@ def prompts(group: Mapping[str, Any]) -> str:
     shown = "\n".join(_prompt(group, index) for index in first)
     hidden = "\n".join(_prompt(group, index) for index in rest)
     more = f'<details><summary>{len(rest)} more</summary><div class="prompts">{hidden}</div></details>' if rest else ""
+    ranking = (
+        ""
+        if group["scores"] is None
+        else "Candidates stand best to worst by the reranker; the number is the cosine of picture and caption."
+    )
     return f"""<h2>{html.escape(group["title"])}</h2>
-<p class="quiet">{html.escape(group["description"])} Candidates stand best to worst by the reranker; the number is the
-cosine of picture and caption.</p>
+<p class="quiet">{html.escape(group["description"])} {ranking}</p>
 <div class="prompts">{shown}</div>
 {more}"""
 
@@ -47,7 +53,9 @@ def samples(pictures: Mapping[str, Any]) -> str:
 
 
 def reconstructions(pictures: Mapping[str, Any]) -> str:
-    """Validation pictures over what their codes keep of them."""
+    """Validation pictures over what their codes keep of them, where there are codes."""
+    if "originals" not in pictures:
+        return ""
     pairs = zip(pictures["originals"], pictures["reconstructions"], strict=True)
     figures = [
         f"<figure>{_image(original, 'original')}{_image(reconstruction, 'reconstruction')}</figure>"
@@ -59,15 +67,19 @@ draw no better than this.</p>
 {_strip("pairs", figures)}"""
 
 
-def data_uri(image: UInt8[Tensor, "3 height width"]) -> str:
-    """A picture as a PNG within the page."""
+def data_uri(image: UInt8[Tensor, "3 *size"]) -> str:
+    """A picture as a PNG within the page, or a clip as an animated WebP."""
+    if image.ndim == 4:
+        return "data:image/webp;base64," + base64.b64encode(encode_animation(image)).decode("ascii")
     buffer = io.BytesIO()
     to_pil_image(image).save(buffer, format="PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def _prompt(group: Mapping[str, Any], index: int) -> str:
-    parts = zip(group["images"][index], group["scores"][index].tolist(), group["marks"][index].tolist(), strict=True)
+    images = group["images"][index]
+    scores = [None] * len(images) if group["scores"] is None else group["scores"][index].tolist()
+    parts = zip(images, scores, group["marks"][index].tolist(), strict=True)
     figures = "".join(_candidate(image, score, mark) for image, score, mark in parts)
     candidates = f'<div class="candidates">{figures}</div>'
     if group["originals"] is not None:
@@ -78,9 +90,10 @@ def _prompt(group: Mapping[str, Any], index: int) -> str:
     return f'<div class="prompt"><h4>{html.escape(group["captions"][index])}</h4>{candidates}</div>'
 
 
-def _candidate(image: Tensor, score: float, mark: bool) -> str:
+def _candidate(image: Tensor, score: float | None, mark: bool) -> str:
+    number = "" if score is None else f" {score:.2f}"
     sign = '<span class="met">✓</span>' if mark else '<span class="missed">✗</span>'
-    return f"<figure>{_image(image, 'candidate')}<figcaption>{sign} {score:.2f}</figcaption></figure>"
+    return f"<figure>{_image(image, 'candidate')}<figcaption>{sign}{number}</figcaption></figure>"
 
 
 def _figure(image: Tensor, caption: str) -> str:

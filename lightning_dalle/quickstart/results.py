@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lightning_dalle.quickstart.figures import Figure
-from lightning_dalle.quickstart.settings import TRAINED_STAGES, RunFolder
+from lightning_dalle.quickstart.settings import RunFolder
 
 Curves = dict[str, dict[int, float]]
 """Name of a logged value -> update -> value."""
@@ -30,12 +30,13 @@ class Results:
     def read(cls, folder: RunFolder) -> "Results":
         """Read them from the folder of a run whose pictures have been judged."""
         scores = json.loads(folder.scores.read_text(encoding="utf-8"))
+        settings = json.loads((folder.path / "settings.json").read_text(encoding="utf-8"))
         return cls(
             figures=[Figure(**figure) for figure in scores["figures"]],
             details=scores["details"],
             pictures=torch.load(folder.pictures, weights_only=True),
-            curves={stage: read_curves(folder.work(stage) / "logs") for stage in TRAINED_STAGES},
-            settings=json.loads((folder.path / "settings.json").read_text(encoding="utf-8")),
+            curves={stage: read_curves(folder.work(stage) / "logs") for stage in settings["recipes"]},
+            settings=settings,
         )
 
 

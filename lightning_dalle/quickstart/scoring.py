@@ -2,16 +2,21 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_dalle.data.captioned_data_module import CaptionedDataModule
 from lightning_dalle.data.captioned_shapes import CaptionedShapes
+from lightning_dalle.data.moving_shapes import MovingShapes
 from lightning_dalle.data.open_moji import OpenMoji
+from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.quickstart.judgement import Judgement, Prompts
+from lightning_dalle.quickstart.moving_shapes_scores import judge_moving_shapes
 from lightning_dalle.quickstart.open_moji_scores import judge_open_moji
-from lightning_dalle.quickstart.pictures import Models, reconstruct, split_images
+from lightning_dalle.quickstart.pictures import Models, load_final, reconstruct, split_samples
 from lightning_dalle.quickstart.settings import RunFolder, Sampling, write_json
 from lightning_dalle.quickstart.shapes_scores import judge_shapes
 
@@ -20,33 +25,38 @@ NUM_SHOWN = 16
 
 
 def judge(folder: RunFolder, data: CaptionedDataModule, sampling: Sampling) -> None:
-    """Draw pictures, measure, and leave pictures and scores in the folder.
+    """Draw pictures or clips, measure, and leave them and the scores in the folder.
 
     Raises:
-        TypeError: If a recipe has other data than OpenMoji or CaptionedShapes.
+        TypeError: If a recipe has other data than OpenMoji, CaptionedShapes or MovingShapes.
     """
-    models = Models.load(folder)
-    if isinstance(data, CaptionedShapes):
-        judgement = judge_shapes(models, data, sampling)
-    elif isinstance(data, OpenMoji):
-        judgement = judge_open_moji(models, data, sampling)
+    if isinstance(data, MovingShapes):
+        judgement = judge_moving_shapes(load_final(VideoDiTModule, folder, "video_dit"), data, sampling)
+        reconstructed = {}
+    elif isinstance(data, CaptionedShapes | OpenMoji):
+        models = Models.load(folder)
+        is_shapes = isinstance(data, CaptionedShapes)
+        judgement = judge_shapes(models, data, sampling) if is_shapes else judge_open_moji(models, data, sampling)
+        originals = split_samples(data, "val", NUM_SHOWN)[0]
+        reconstructed = {"originals": originals, "reconstructions": reconstruct(models.discrete_vae, originals)}
     else:
-        raise TypeError(f"data ({type(data).__name__}) must be OpenMoji or CaptionedShapes, which can be judged")
-    _save_pictures(folder, models, data, judgement)
+        known = "OpenMoji, CaptionedShapes or MovingShapes"
+        raise TypeError(f"data ({type(data).__name__}) must be {known}, which can be judged")
+    _save_pictures(folder, data, judgement, reconstructed)
     write_json(
         folder.scores,
         {"figures": [dataclasses.asdict(figure) for figure in judgement.figures], "details": judgement.details},
     )
 
 
-def _save_pictures(folder: RunFolder, models: Models, data: CaptionedDataModule, judgement: Judgement) -> None:
-    samples, captions = split_images(data, "train", NUM_SHOWN)
-    originals = split_images(data, "val", NUM_SHOWN)[0]
+def _save_pictures(
+    folder: RunFolder, data: CaptionedDataModule, judgement: Judgement, reconstructed: Mapping[str, Tensor]
+) -> None:
+    samples, captions = split_samples(data, "train", NUM_SHOWN)
     content = {
         "samples": samples,
         "sample_captions": captions,
-        "originals": originals,
-        "reconstructions": reconstruct(models.discrete_vae, originals),
+        **reconstructed,
         "prompts": [_as_mapping(prompts) for prompts in judgement.prompts],
     }
     unfinished = folder.pictures.with_suffix(".tmp")

@@ -12,13 +12,20 @@ from typing import Any, Literal
 
 from lightning_dalle.commands.recipes import find_recipe
 
-DataName = Literal["openmoji", "shapes"]
+DataName = Literal["openmoji", "shapes", "moving-shapes"]
 SAMPLING_OF: dict[str, dict[str, Any]] = {
     # Learned by heart: what is not the likeliest is a step away from every picture.
-    "openmoji": {"temperature": 0.25, "guidance_scale": 1.0},
-    "shapes": {"temperature": 1.0, "guidance_scale": 1.5},
+    "openmoji": {"num_candidates": 8, "temperature": 0.25, "guidance_scale": 1.0},
+    "shapes": {"num_candidates": 8, "temperature": 1.0, "guidance_scale": 1.5},
+    "moving-shapes": {"num_candidates": 2, "guidance_scale": 2.0},
 }
-TRAINED_STAGES = ("discrete_vae", "contrastive", "text_to_image")
+_PICTURE_STAGES = ("discrete_vae", "contrastive", "text_to_image")
+TRAINED_STAGES: dict[str, tuple[str, ...]] = {
+    "openmoji": _PICTURE_STAGES,
+    "shapes": _PICTURE_STAGES,
+    "moving-shapes": ("video_dit",),
+}
+"""What is trained on each data set, in this order; each stage has a recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +34,8 @@ class Sampling:
 
     Args:
         num_prompts: Captions of each kind. The few held-out shapes of one object are repeated to about as many.
-        num_candidates: Pictures of each caption, among which the reranker chooses.
+        num_candidates: Pictures of each caption, among which the reranker chooses; None takes the data's of
+            `SAMPLING_OF`.
         temperature: Of the softmax over image tokens; None takes the data's of `SAMPLING_OF`.
         top_p: Draw among the most probable tokens of this share only.
         guidance_scale: Above 1 follows the caption more closely; None takes the data's of `SAMPLING_OF`.
@@ -38,7 +46,7 @@ class Sampling:
     """
 
     num_prompts: int = 50
-    num_candidates: int = 8
+    num_candidates: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     guidance_scale: float | None = None
@@ -46,8 +54,15 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, least in (("num_prompts", 2), ("num_candidates", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"sampling.{name} ({getattr(self, name)}) must be at least {least}")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"sampling.{name} ({value}) must be at least {least}")
+
+    @property
+    def candidates(self) -> int:
+        """Pictures of each caption."""
+        assert self.num_candidates is not None, "the data's number is filled in by for_data"
+        return self.num_candidates
 
     @property
     def distribution(self) -> dict[str, Any]:
@@ -77,19 +92,30 @@ class Settings:
     extra: Mapping[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.data not in ("openmoji", "shapes"):
-            raise ValueError(f"data ({self.data!r}) must be 'openmoji' or 'shapes'")
-        unknown = sorted(set(self.extra) - set(TRAINED_STAGES))
+        if self.data not in TRAINED_STAGES:
+            raise ValueError(f"data ({self.data!r}) must be one of {', '.join(map(repr, TRAINED_STAGES))}")
+        unknown = sorted(set(self.extra) - set(self.trained_stages))
         if unknown:
-            raise ValueError(f"extra has {', '.join(unknown)}; its stages must be among {', '.join(TRAINED_STAGES)}")
+            raise ValueError(
+                f"extra has {', '.join(unknown)}; its stages must be among {', '.join(self.trained_stages)}"
+            )
+        if self.data == "moving-shapes":
+            of_tokens = [name for name in ("temperature", "top_p") if getattr(self.sampling, name) is not None]
+            if of_tokens:
+                raise ValueError(f"sampling.{of_tokens[0]} has no effect on clips, which have no tokens to draw")
+
+    @property
+    def trained_stages(self) -> tuple[str, ...]:
+        """What is trained, in this order."""
+        return TRAINED_STAGES[self.data]
 
     def recipe(self, stage: str) -> Path:
         """The recipe file of a stage of training."""
-        return find_recipe(f"{self.data}/{stage}")
+        return find_recipe(f"{self.data.replace('-', '_')}/{stage}")
 
     def as_mapping(self) -> dict[str, Any]:
         """Settings with the recipes' text, as they are compared and kept."""
-        recipes = {stage: self.recipe(stage).read_text(encoding="utf-8") for stage in TRAINED_STAGES}
+        recipes = {stage: self.recipe(stage).read_text(encoding="utf-8") for stage in self.trained_stages}
         return {**dataclasses.asdict(self), "recipes": recipes}
 
 

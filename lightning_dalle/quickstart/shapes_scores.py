@@ -6,7 +6,7 @@ from lightning_dalle.data.captioned_shapes import CaptionedShapes
 from lightning_dalle.data.shapes_oracle import attribute_shares, matches_each
 from lightning_dalle.quickstart.figures import Figure
 from lightning_dalle.quickstart.judgement import Judgement, Prompts, best_of_figures, reconstruction_figures
-from lightning_dalle.quickstart.pictures import Models, draw_ranked, reconstruct, split_images
+from lightning_dalle.quickstart.pictures import Models, draw_ranked, reconstruct, split_samples
 from lightning_dalle.quickstart.settings import Sampling
 
 NUM_TRAINING_PICTURES = 1000
@@ -40,7 +40,8 @@ def _judge_prompts(
     judgement: Judgement, models: Models, captions: list[str], num_objects: int, sampling: Sampling
 ) -> None:
     pictures = draw_ranked(models, captions, sampling)
-    marks = matches_each(pictures.images.flatten(0, 1), pictures.repeated_captions).unflatten(0, pictures.scores.shape)
+    marks = matches_each(pictures.images.flatten(0, 1), pictures.repeated_captions)
+    marks = marks.unflatten(0, pictures.images.shape[:2])
     words = _WORDS[num_objects]
     key = words.replace(" ", "_").removesuffix("s")
     judgement.figures += best_of_figures(
@@ -49,7 +50,7 @@ def _judge_prompts(
         label=f"Held-out, {words}",
         what="is read back by the oracle wholly as the caption says",
         target=TARGETS[num_objects],
-        num_candidates=sampling.num_candidates,
+        num_candidates=sampling.candidates,
     )
     judgement.details[f"{key}_attributes"] = {
         "best": attribute_shares(pictures.best, captions),
@@ -60,7 +61,7 @@ def _judge_prompts(
 
 
 def _judge_reconstructions(judgement: Judgement, models: Models, data: CaptionedShapes) -> None:
-    images, captions = split_images(data, "val")
+    images, captions = split_samples(data, "val")
     reconstructions = {"val": reconstruct(models.discrete_vae, images)}
     judgement.figures.append(
         Figure(
@@ -73,6 +74,6 @@ def _judge_reconstructions(judgement: Judgement, models: Models, data: Captioned
             unit="%",
         )
     )
-    originals = {"val": images, "train": split_images(data, "train", NUM_TRAINING_PICTURES)[0]}
+    originals = {"val": images, "train": split_samples(data, "train", NUM_TRAINING_PICTURES)[0]}
     reconstructions["train"] = reconstruct(models.discrete_vae, originals["train"])
     judgement.figures += reconstruction_figures(originals, reconstructions, target=None)

@@ -64,15 +64,17 @@ def recipe_arguments(settings: Settings, folder: RunFolder, stage: str) -> list[
             f"--model.init_args.discrete_vae={discrete_vae}",
             f"--data.init_args.tokenizer={tokenizer}",
         ],
+        "video_dit": [f"--model.init_args.tokenizer={tokenizer}"],
     }
     return [f"--config={settings.recipe(stage)}", *filled_in[stage], *settings.extra.get(stage, [])]
 
 
 def data_module(settings: Settings) -> CaptionedDataModule:
     """The data of the recipes."""
-    arguments = [f"--config={settings.recipe('discrete_vae')}", *settings.extra.get("discrete_vae", [])]
+    first = settings.trained_stages[0]
+    arguments = [f"--config={settings.recipe(first)}", *settings.extra.get(first, [])]
     with _quiet():
-        data: CaptionedDataModule = SuiteCLI([*arguments, "--trainer.logger=false"], run=False).datamodule
+        data: CaptionedDataModule = _DataCLI([*arguments, "--trainer.logger=false"], run=False).datamodule
     data.prepare_data()
     return data
 
@@ -88,7 +90,8 @@ def last_checkpoint(folder: RunFolder, stage: str) -> Path | None:
 
 def vocabulary_size(settings: Settings) -> int:
     """Ids that the recipe's transformer has room for."""
-    return vocabulary_size_of_recipe(yaml.safe_load(settings.recipe("text_to_image").read_text(encoding="utf-8")))
+    recipe = settings.recipe(settings.trained_stages[-1])
+    return vocabulary_size_of_recipe(yaml.safe_load(recipe.read_text(encoding="utf-8")))
 
 
 def _fit_arguments(settings: Settings, folder: RunFolder, stage: str, title: str, later_seconds: float) -> list[str]:
@@ -123,6 +126,15 @@ def _fit_arguments(settings: Settings, folder: RunFolder, stage: str, title: str
 
 def _configured(class_path: str, **init_args: Any) -> dict[str, Any]:
     return {"class_path": class_path, "init_args": init_args}
+
+
+class _DataCLI(SuiteCLI):
+    """Builds the data module without the model, which may need what is still to be trained."""
+
+    def instantiate_classes(self) -> None:
+        """Build what does not depend on earlier stages."""
+        self.config.model = None
+        super().instantiate_classes()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from lightning.pytorch import Trainer
 from lightning_dalle.quickstart import pipeline, training
 from lightning_dalle.quickstart.pipeline import run_quickstart
 from lightning_dalle.quickstart.progress import StageProgressBar
-from lightning_dalle.quickstart.settings import TRAINED_STAGES, RunFolder, Sampling, Settings
+from lightning_dalle.quickstart.settings import RunFolder, Sampling, Settings
 from tests.offline_wandb import offline_wandb
 
 KILLED_AT, CHECKPOINT_INTERVAL = 5, 2
@@ -54,6 +54,7 @@ EXTRA = {
     ],
 }
 SETTINGS = Settings(data="shapes", sampling=Sampling(num_prompts=8, num_candidates=2), extra=EXTRA)
+STAGES = ("tokenizer", *SETTINGS.trained_stages, "pictures", "report")
 
 
 def quickstart(output: Path, **changes: Any) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def times(folder: Path) -> dict[str, int]:
 
 def test_a_finished_run_has_left_everything(finished: Path) -> None:
     names = {path.name for path in finished.iterdir()}
-    checkpoints = {f"{stage}.ckpt" for stage in TRAINED_STAGES}
+    checkpoints = {f"{stage}.ckpt" for stage in SETTINGS.trained_stages}
     assert checkpoints | {"tokenizer.json", "metrics.json", "report.html", "wandb"} <= names
     assert not [name for name in names if name.endswith(".tmp")]
     assert not list(finished.glob("*/checkpoints"))
@@ -92,14 +93,14 @@ def test_metrics_hold_figures_with_their_targets_time_and_memory(finished: Path)
     best = metrics["figures"]["two_object_best_of_2"]
     assert (best["target"], best["n"]) == (0.6, 8)
     assert best["met"] is (best["value"] >= 0.6)
-    assert list(metrics["stages"]) == list(pipeline.TITLES)
+    assert list(metrics["stages"]) == list(STAGES)
     assert all(stage["seconds"] > 0 and stage["peak_memory_mib"] > 0 for stage in metrics["stages"].values())
     assert metrics["details"]["two_object_attributes"]["best"].keys() == {"size", "colour", "shape", "relation"}
 
 
 def test_every_stage_of_training_has_its_run_in_one_group_for_wandb(finished: Path) -> None:
     runs = list((finished / "wandb").glob("offline-run-*/run-*.wandb"))
-    assert len(runs) == len(TRAINED_STAGES)
+    assert len(runs) == len(SETTINGS.trained_stages)
     group = RunFolder(finished).group.encode()
     assert all(group in run.read_bytes() for run in runs)
 
@@ -110,7 +111,7 @@ def test_a_finished_run_is_not_done_again(finished: Path, capsys: pytest.Capture
     after = times(finished)
     assert {name for name in before if after[name] != before[name]} == {"metrics.json"}
     shown = capsys.readouterr().out
-    assert shown.count("finished earlier") == len(pipeline.TITLES)
+    assert shown.count("finished earlier") == len(STAGES)
     assert "Held-out, two objects: best of 2" in shown
 
 

@@ -39,6 +39,4 @@ def test_recipe_s_arithmetic(recipe: dict[str, Any]) -> None:
     tokens = 8 * 4 * 4
     per_clip = tokens * config.depth * (84 * config.width**2 + 12 * tokens * config.width)
     assert per_clip == pytest.approx(4.5e9, rel=0.02)
-    updates = recipe["trainer"]["max_steps"]
-    assert updates == parts["training"]["total_updates"]
-    assert updates * data["batch_size"] * per_clip == pytest.approx(1.2e14, rel=0.05)
+    assert recipe["trainer"]["max_steps"] == parts["training"]["total_updates"]

@@ -1,9 +1,13 @@
+import base64
+import dataclasses
+import io
 import re
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from lightning_dalle.quickstart.figures import Figure
 from lightning_dalle.quickstart.report import render_report
@@ -57,7 +61,7 @@ def results(
     captions: list[str],
     extra: dict[str, list[str]] | None = None,
     details: dict[str, Any] | None = None,
-    trained: tuple[str, ...] = TRAINED_STAGES,
+    trained: tuple[str, ...] = TRAINED_STAGES["shapes"],
 ) -> Results:
     pictures = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
     figures = [
@@ -75,12 +79,14 @@ def results(
             "reconstructions": pictures,
             "prompts": [prompts(captions, originals=data == "openmoji")],
         },
-        curves={stage: {LOSSES[stage]: {0: 2.0, 10: 1.0}} if stage in trained else {} for stage in TRAINED_STAGES},
+        curves={
+            stage: {LOSSES[stage]: {0: 2.0, 10: 1.0}} if stage in trained else {} for stage in TRAINED_STAGES["shapes"]
+        },
         settings={
             "data": data,
             "sampling": {"seed": 0},
             "extra": extra or {},
-            "recipes": {stage: f"# {stage} & co\n" for stage in TRAINED_STAGES},
+            "recipes": {stage: f"# {stage} & co\n" for stage in TRAINED_STAGES["shapes"]},
         },
     )
 
@@ -124,6 +130,26 @@ def test_candidates_are_marked_and_scored() -> None:
 def test_repeated_captions_are_shown_once_before_a_click() -> None:
     text = page(captions=["first", "first", "second"])
     assert "<summary>1 more</summary>" in text
+
+
+def test_clips_move_and_have_no_scores() -> None:
+    clips = torch.randint(0, 256, (1, 2, 3, 4, 8, 8), dtype=torch.uint8)
+    pictures = {
+        "samples": clips[0],
+        "sample_captions": ["one", "two"],
+        "prompts": [{**prompts(["first"], originals=False), "images": clips, "scores": None}],
+    }
+    run = dataclasses.replace(results("moving-shapes", ["first"]), pictures=pictures)
+    text = render_report(run, STAGES, {"torch": "2.9"})
+    elements = Elements()
+    elements.feed(text)
+    assert elements.open == []
+    moving = [link for link in elements.references if link.startswith("data:image/webp;base64,")]
+    assert len(moving) == 1 + 2 + 2
+    with Image.open(io.BytesIO(base64.b64decode(moving[-1].split(",")[1]))) as shown:
+        assert shown.n_frames == 4  # type: ignore[attr-defined]
+    assert "Reconstructions" not in text
+    assert "by the reranker" not in text
 
 
 def test_real_pictures_are_attributed_and_shown_beside_the_drawn_ones() -> None:

@@ -7,7 +7,7 @@ from lightning_dalle.quickstart.settings import TRAINED_STAGES, RunFolder, Sampl
 
 
 def test_unknown_data_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data \('mnist'\) must be 'openmoji' or 'shapes'"):
+    with pytest.raises(ValueError, match=r"data \('mnist'\) must be one of 'openmoji', 'shapes', 'moving-shapes'"):
         Settings(data="mnist")  # type: ignore[arg-type]
 
 
@@ -22,10 +22,15 @@ def test_counts_out_of_range_are_refused(name: str, value: int) -> None:
         Sampling(**{name: value})
 
 
-@pytest.mark.parametrize("data", ["openmoji", "shapes"])
+def test_tokens_cannot_be_drawn_of_clips() -> None:
+    with pytest.raises(ValueError, match="sampling.top_p has no effect on clips"):
+        Settings(data="moving-shapes", sampling=Sampling(top_p=0.9))
+
+
+@pytest.mark.parametrize("data", TRAINED_STAGES)
 def test_every_stage_of_training_has_a_recipe(data: str) -> None:
     recipes = Settings(data=data).as_mapping()["recipes"]  # type: ignore[arg-type]
-    assert list(recipes) == list(TRAINED_STAGES)
+    assert tuple(recipes) == TRAINED_STAGES[data]
     assert all("model:" in text for text in recipes.values())
 
 
@@ -73,5 +78,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, fresh: bool) -
 
 
 def test_each_data_set_has_its_own_way_of_sampling_unless_told_otherwise() -> None:
-    assert Sampling(seed=3).for_data("shapes") == Sampling(seed=3, temperature=1.0, guidance_scale=1.5)
-    assert Sampling(temperature=0.7).for_data("openmoji") == Sampling(temperature=0.7, guidance_scale=1.0)
+    assert Sampling(seed=3).for_data("shapes") == Sampling(
+        num_candidates=8, seed=3, temperature=1.0, guidance_scale=1.5
+    )
+    assert Sampling(temperature=0.7).for_data("openmoji") == Sampling(
+        num_candidates=8, temperature=0.7, guidance_scale=1.0
+    )
