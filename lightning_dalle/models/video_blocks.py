@@ -137,9 +137,10 @@ class VideoTrunk(nn.Module):
         activation_checkpointing: Recompute each block in the backward pass.
     """
 
-    def __init__(self, blocks: Iterable[VideoBlock], activation_checkpointing: bool) -> None:
+    def __init__(self, blocks: Iterable[VideoBlock], pairing: Pairing, activation_checkpointing: bool) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(blocks)
+        self.pairing: Pairing = pairing
         self.activation_checkpointing = activation_checkpointing
 
     def forward(
@@ -164,7 +165,8 @@ class VideoTrunk(nn.Module):
             segments: Which tokens attend to each other, in the whole sequence.
             text_segments: Which captions the tokens attend to.
         """
-        arguments = context, modulation, Rotation(cos, sin), groups, segments, text_segments
+        rotation = Rotation(cos, sin).for_many(self.pairing)
+        arguments = context, modulation, rotation, groups, segments, text_segments
         for block in self.blocks:
             if self.activation_checkpointing and torch.is_grad_enabled():
                 hidden = checkpoint(block, hidden, *arguments, use_reentrant=False)

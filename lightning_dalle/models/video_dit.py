@@ -108,7 +108,7 @@ class VideoDiT(nn.Module):
         kinds = 2 if config.conditioning == "joint" else 1
         sizes = config.num_heads, config.head_dim, config.feed_forward_width
         blocks = (VideoBlock(*sizes, kinds, config.rotary.pairing) for _ in range(config.depth))
-        self.trunk = VideoTrunk(blocks, config.activation_checkpointing)
+        self.trunk = VideoTrunk(blocks, config.rotary.pairing, config.activation_checkpointing)
         self.final_modulation = nn.Parameter(torch.zeros(2, width))
         self.output = nn.Linear(width, config.patch_features)
         self.reset_parameters()
@@ -175,7 +175,8 @@ class VideoDiT(nn.Module):
             torch.cat(tokens, dim=1),
             torch.cat(texts, dim=1),
             self.time_modulation(silu(embedded)).unflatten(-1, (6, -1)),
-            *rotation,
+            rotation.cos,
+            rotation.sin,
             groups,
             PackedSegments(lengths, lengths),
             PackedSegments(lengths, (text.shape[1],) * len(lengths), of_context=True),
@@ -216,7 +217,7 @@ class VideoDiT(nn.Module):
         dtype = torch.promote_types(like.dtype, torch.float32)
         rotary, head_dim = self.config.rotary, self.config.head_dim
         tables = [grid_rotation(rotary, head_dim, grid, chosen, in_front, dtype, like.device) for grid in grids]
-        return Rotation(*(torch.cat(parts, dim=1) for parts in zip(*tables, strict=True)))
+        return Rotation(*(torch.cat([table[part] for table in tables], dim=1) for part in (0, 1)))
 
     @staticmethod
     def _groups(

@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float, Float64, Int, Shaped
+from jaxtyping import Complex, Float, Float64, Int, Shaped
 from torch import Tensor
 
 # Which features make a pair: neighbours, or those half a head apart.
@@ -18,6 +18,14 @@ class Rotation(NamedTuple):
 
     cos: Float[Tensor, "#batch tokens half"]
     sin: Float[Tensor, "#batch tokens half"]
+    phases: Complex[Tensor, "#batch tokens half"] | None = None
+
+    def for_many(self, pairing: Pairing) -> "Rotation":
+        """The same with `phases`, made once for many calls of `rotate`, where those use them."""
+        # torch.compile makes one pass over memory of plain operations, and not of complex ones.
+        if pairing == "half_split" or torch.compiler.is_compiling():
+            return self
+        return self._replace(phases=torch.complex(self.cos, self.sin))
 
 
 def rotary_angles(
@@ -32,11 +40,11 @@ def rotate(
 ) -> Float[Tensor, "batch heads tokens head_dim"]:
     """Queries or keys turned pair by pair; scores then depend on differences of positions alone."""
     wide = features.to(rotation.cos.dtype)
-    cos, sin = (part.unsqueeze(1) for part in rotation)  # [batch, 1, tokens, half]
-    if pairing == "interleaved" and not torch.compiler.is_compiling():
-        # One pass over memory, which torch.compile makes of the plain operations below and not of complex ones.
-        turned = torch.view_as_complex(wide.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
+    phases = rotation.phases if rotation.phases is not None else rotation.for_many(pairing).phases
+    if phases is not None:
+        turned = torch.view_as_complex(wide.unflatten(-1, (-1, 2))) * phases.unsqueeze(1)
         return torch.view_as_real(turned).flatten(-2).to(features.dtype)
+    cos, sin = rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1)  # [batch, 1, tokens, half]
     first, second = wide.unflatten(-1, (-1, 2)).unbind(-1) if pairing == "interleaved" else wide.chunk(2, dim=-1)
     pair = first * cos - second * sin, first * sin + second * cos
     joined = torch.stack(pair, dim=-1).flatten(-2) if pairing == "interleaved" else torch.cat(pair, dim=-1)

@@ -28,7 +28,7 @@ def test_bfloat16_is_near_float32_also_backward() -> None:
     exact = torch.randn(3, 1, 2, 6, 4, requires_grad=True)
     low = exact.detach().bfloat16().requires_grad_()
     segments = PackedSegments((2, 4), (2, 4))
-    outputs = [attend(*inputs.unbind(0), segments) for inputs in (exact, low)]
+    outputs = [attend(inputs[0], inputs[1], inputs[2], segments) for inputs in (exact, low)]
     assert outputs[1].dtype == torch.bfloat16
     gradients = [
         torch.autograd.grad(output.sum(), inputs)[0] for output, inputs in zip(outputs, (exact, low), strict=True)

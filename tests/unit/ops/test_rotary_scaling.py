@@ -113,7 +113,7 @@ def test_frame_rate_aware_time_counts_seconds() -> None:
 
 @pytest.mark.parametrize("policy", [*GROWING, Direct(), FrameRateAware(24, 12)])
 def test_policies_survive_as_plain_mappings(policy: ExtrapolationPolicy) -> None:
-    mapping = dataclasses.asdict(policy)  # type: ignore[call-overload]
+    mapping = dataclasses.asdict(policy)
     assert as_policy(mapping) == policy
     assert POLICIES[mapping["kind"]] is type(policy)
 

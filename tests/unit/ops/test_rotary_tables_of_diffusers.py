@@ -25,7 +25,7 @@ def _assert_same(
     tolerance: float = 1e-6,
 ) -> None:
     ours = grid_rotation(config, head_dim, grid)
-    for mine, their in zip(ours, theirs, strict=True):
+    for mine, their in zip(ours[:2], theirs, strict=True):
         # Each of their cosines stands twice, once for each feature of a pair.
         torch.testing.assert_close(mine[0].repeat_interleave(2, dim=-1).float(), their, rtol=0, atol=tolerance)
 
