@@ -4,6 +4,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,10 @@ class VideoDiTModule(LightningModule):
         """AdamW with the configured learning-rate schedule."""
         optimizer = build_optimizer(self, self.training_config)
         return [optimizer], [build_scheduler(optimizer, self.training_config)]
+
+    def uncompressed_parameters(self) -> list[str]:
+        """What turns patches into features and back, for strategies that compress gradients."""
+        return ["network.patch_embedding.*", "network.output.*"]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds how positions are told."""
@@ -190,7 +195,7 @@ class VideoDiTModule(LightningModule):
                     guidance_scale=guidance_scale,
                     policies=policies,
                     first=None if first is None else first[places.to(first.device)],
-                    on_step=lambda count=len(chunk): advance(count),
+                    on_step=partial(advance, len(chunk)),
                 )
                 clips.append(self.autoencoder.decode(latents))
         return torch.cat(clips).unflatten(0, (len(captions), num_candidates))

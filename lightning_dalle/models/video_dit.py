@@ -122,11 +122,11 @@ class VideoDiT(nn.Module):
                 nn.init.zeros_(module.bias)
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.reset_parameters()
+        for module in self.modules():
             if isinstance(module, VideoBlock):
                 nn.init.zeros_(module.modulation)
-        for block in self.trunk.blocks:
-            if block.text_attention is not None:
-                nn.init.zeros_(block.text_attention.output.weight)
+                if module.text_attention is not None:
+                    nn.init.zeros_(module.text_attention.output.weight)
         for parameter in (self.time_modulation.weight, self.output.weight, self.final_modulation):
             nn.init.zeros_(parameter)
 
@@ -172,7 +172,8 @@ class VideoDiT(nn.Module):
         embedded = self._embed_times(times)  # [groups, width]
         lengths = tuple(part.shape[1] for part in tokens)
         hidden = self.trunk(
-            torch.cat(tokens, dim=1),
+            # The identity path is as wide as the weights, whatever autocast says.
+            torch.cat(tokens, dim=1).to(self.patch_embedding.weight.dtype),
             torch.cat(texts, dim=1),
             self.time_modulation(silu(embedded)).unflatten(-1, (6, -1)),
             rotation.cos,
@@ -217,7 +218,9 @@ class VideoDiT(nn.Module):
         dtype = torch.promote_types(like.dtype, torch.float32)
         rotary, head_dim = self.config.rotary, self.config.head_dim
         tables = [grid_rotation(rotary, head_dim, grid, chosen, in_front, dtype, like.device) for grid in grids]
-        return Rotation(*(torch.cat([table[part] for table in tables], dim=1) for part in (0, 1)))
+        return Rotation(
+            torch.cat([table.cos for table in tables], dim=1), torch.cat([table.sin for table in tables], dim=1)
+        )
 
     @staticmethod
     def _groups(

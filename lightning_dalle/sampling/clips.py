@@ -68,7 +68,8 @@ def sample_latents(
             velocities = evaluate(points, time, text)
         else:
             both = evaluate(torch.cat([points, points]), time, torch.cat([text, torch.zeros_like(text)]))
-            velocities = guide(*both.chunk(2), guidance_scale)
+            conditional, unconditional = both.chunk(2)
+            velocities = guide(conditional, unconditional, guidance_scale)
         return velocities if first is None else torch.cat([torch.zeros_like(first), velocities[:, :, 1:]], dim=2)
 
     # Not inference mode, in which autocast would cast every weight again at every step.

@@ -94,7 +94,7 @@ def test_trainer_predicts_a_clip_for_each_caption() -> None:
     module = tiny_module()
     predicted = Trainer(**TRAINER).predict(module, loader(2))
     assert predicted is not None
-    assert [batch.shape for batch in predicted] == [(2, 1, 3, 4, 8, 8)] * 2  # type: ignore[union-attr]
+    assert [batch.shape for batch in predicted] == [(2, 1, 3, 4, 8, 8)] * 2
 
 
 def test_progress_bar_reaches_its_end_and_can_be_switched_off(

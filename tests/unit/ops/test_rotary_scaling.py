@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.ops.rotary_grid import RotaryGridConfig, grid_angles, grid_coordinates, resolve_policies
+from lightning_dalle.ops.rotary_embedding import grid_coordinates
+from lightning_dalle.ops.rotary_grid import RotaryGridConfig, grid_angles, grid_rotation, resolve_policies
 from lightning_dalle.ops.rotary_scaling import (
     POLICIES,
     Direct,
@@ -89,6 +90,13 @@ def test_yarn_s_temperature_reaches_the_rotation() -> None:
     config = RotaryGridConfig(trained_grid=(2, 2, 2))
     _, amplitudes = grid_angles(grid_coordinates((2, 4, 2)), config, 32, (2, 4, 2), ("yarn", "yarn", "yarn"))
     _assert_close(amplitudes, [1.0] * 4 + [0.1 * math.log(2) + 1] * 6 + [1.0] * 6)
+
+
+def test_temperature_lengthens_what_is_rotated() -> None:
+    config = RotaryGridConfig(trained_grid=(2, 2, 2), policies=("direct", "yarn", "direct"))
+    rotation = grid_rotation(config, 32, (2, 4, 2))
+    lengths = (rotation.cos.square() + rotation.sin.square()).sqrt()
+    _assert_close(lengths[0, 5], [1.0] * 4 + [0.1 * math.log(2) + 1] * 6 + [1.0] * 6)
 
 
 def test_riflex_lowers_one_frequency_so_that_the_clip_stays_within_its_period() -> None:
