@@ -17,6 +17,7 @@ from lightning_dalle.distributed.sequence_mask import SequenceMask
 from lightning_dalle.distributed.sequence_plan import BatchEntry, SequencePlan
 from lightning_dalle.ops.attention_dropout import dropout_factors
 from lightning_dalle.ops.attention_pattern import AttentionPattern
+from lightning_dalle.ops.packed_segments import PackedSegments
 from lightning_dalle.ops.sequence_cut import current_cut, sequences_cut
 
 Batch = TypeVar("Batch")
@@ -127,10 +128,21 @@ class CutSequences:
         return join_positions(tensor, self._current_layout(), dim, self.groups.context, self.traffic)
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, pattern: AttentionPattern, dropout: float, dropout_seed: int
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pattern: AttentionPattern | PackedSegments,
+        dropout: float,
+        dropout_seed: int,
     ) -> Tensor:
-        """Attention under a pattern of text and image."""
-        attention = self._attention(self._layout_of(pattern.length), pattern)
+        """Attention under a pattern of text and image, within packed parts, or to a context that is not cut."""
+        layout = self._layout_of(pattern.length)
+        if isinstance(pattern, PackedSegments) and pattern.of_context:
+            own = pattern.of_queries(layout.positions(self.groups.rank))
+            with sequences_cut(None):
+                return own.attend(query, key, value)
+        attention = self._attention(layout, pattern)
         return attention(query, key, value, dropout=dropout, dropout_seed=dropout_seed)
 
     def attend_plainly(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, dropout: float) -> Tensor:
@@ -163,8 +175,15 @@ class CutSequences:
     def _attention(self, layout: SequenceLayout, rule: Any) -> ContextAttention:
         self._used.add("attend")
         if (layout, rule) not in self._attentions:
-            prefix_length = self.plan.prefix_length if rule == "causal" else 0
-            mask = SequenceMask(rule, prefix_length, **self._narrowing)
+            if isinstance(rule, PackedSegments):
+                # Lengths that are packed hardly come again.
+                self._attentions = {
+                    key: kept for key, kept in self._attentions.items() if type(key[1]) is not type(rule)
+                }
+                mask = SequenceMask("bidirectional", documents=rule.documents()[0])
+            else:
+                prefix_length = self.plan.prefix_length if rule == "causal" else 0
+                mask = SequenceMask(rule, prefix_length, **self._narrowing)
             groups = {"ring_group": self.groups.ring, "head_group": self.groups.heads}
             self._attentions[layout, rule] = ContextAttention(layout, mask, **groups, traffic=self.traffic)
         return self._attentions[layout, rule]

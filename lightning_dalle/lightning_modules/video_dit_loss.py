@@ -26,8 +26,11 @@ def flow_matching_loss(
         generator: Of the noise, on the clips' device.
     """
     batches = [latents] if isinstance(latents, Tensor) else [clip.unsqueeze(0) for clip in latents]
+    # Latents kept in 16 bits are widened.
+    wide = torch.promote_types(batches[0].dtype, torch.float32)
+    batches, times = [batch.to(wide) for batch in batches], times.to(wide)
     sizes = [len(batch) for batch in batches]
-    noise = [torch.randn(batch.shape, generator=generator, device=batch.device) for batch in batches]
+    noise = [torch.randn(batch.shape, generator=generator, dtype=wide, device=batch.device) for batch in batches]
     points = [interpolate(*part) for part in zip(batches, noise, times.split(sizes), strict=True)]
     learned = torch.ones_like(times) if known_first is None else 1 - known_first.to(times)
     # 0 where a first frame is known, [clips, 1, 1, 1, 1]
@@ -39,7 +42,7 @@ def flow_matching_loss(
     velocities = [outputs] if isinstance(outputs, Tensor) else [output.unsqueeze(0) for output in outputs]
     total, count = times.new_zeros(()), times.new_zeros(())
     for velocity, batch, fresh, mask in zip(velocities, batches, noise, masks, strict=True):
-        squares = (velocity.float() - velocity_target(batch, fresh)).square()
+        squares = (velocity.to(wide) - velocity_target(batch, fresh)).square()
         total = total + squares[:, :, 1:].sum() + (mask * squares[:, :, :1]).sum()
         count = count + squares[:, :, 1:].numel() + mask.sum() * squares[0, :, :1].numel()
     return total / count.clamp(min=1)

@@ -14,8 +14,10 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 
+from lightning_dalle.distributed.sequence_plan import SequencePlan
 from lightning_dalle.lightning_modules.caption_encoder import CaptionEncoder
 from lightning_dalle.lightning_modules.configuration import as_config
+from lightning_dalle.lightning_modules.data_rank import data_rank
 from lightning_dalle.lightning_modules.video_dit_loss import flow_matching_loss
 from lightning_dalle.lightning_modules.video_dit_parts import (
     build_text_encoder,
@@ -30,6 +32,7 @@ from lightning_dalle.models.video_dit import VideoDiT, VideoDiTConfig
 from lightning_dalle.ops.flow_matching import draw_times, resolution_shift, shift_times
 from lightning_dalle.ops.keyed_generator import keyed_generator
 from lightning_dalle.ops.rotary_grid import Policies
+from lightning_dalle.ops.sequence_cut import sequences_cut
 from lightning_dalle.ops.token_sampling import keyed_uniforms
 from lightning_dalle.sampling.clips import candidate_keys, sample_latents
 from lightning_dalle.sampling.flow_matching import Solver, keyed_noise
@@ -90,6 +93,13 @@ class VideoDiTModule(LightningModule):
         """What turns patches into features and back, for strategies that compress gradients."""
         return ["network.patch_embedding.*", "network.output.*"]
 
+    def sequence_plan(self) -> SequencePlan:
+        """Blocks on parts of the sequence, for strategies that cut it; all else, and captions, on the whole."""
+        cut = {"hidden": 1, "cos": 1, "sin": 1, "groups": 1}
+        return SequencePlan(
+            inputs={"network.trunk": cut}, outputs={"network.trunk": 1}, num_heads=self.network.config.num_heads
+        )
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds how positions are told."""
         checkpoint["positions"] = self._positions()
@@ -110,7 +120,7 @@ class VideoDiTModule(LightningModule):
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
         """The loss of a batch, some of whose captions are dropped and first frames shown."""
-        key = (self.training_config.seed, self.global_step, batch_idx, self.global_rank)
+        key = (self.training_config.seed, self.global_step, batch_idx, data_rank(self))
         text = self._text(batch)
         dropped = keyed_uniforms((*key, _CAPTIONS), len(text)) < self.training_config.caption_dropout
         text = text.masked_fill(dropped.to(text.device).view(-1, 1, 1), 0)
@@ -121,15 +131,15 @@ class VideoDiTModule(LightningModule):
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Logs the loss of a batch, with the same times and noise at each validation."""
-        self._loss(batch, self._text(batch), None, (self.training_config.seed, -1, batch_idx, self.global_rank), "val")
+        self._loss(batch, self._text(batch), None, (self.training_config.seed, -1, batch_idx, data_rank(self)), "val")
 
     def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Logs the loss of a batch."""
-        self._loss(batch, self._text(batch), None, (self.training_config.seed, -1, batch_idx, self.global_rank), "test")
+        self._loss(batch, self._text(batch), None, (self.training_config.seed, -1, batch_idx, data_rank(self)), "test")
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> UInt8[Tensor, "batch 1 3 frames height width"]:
         """One clip per caption of the batch."""
-        seed = int(keyed_uniforms((self.training_config.seed, batch_idx, self.global_rank), 1) * 2**53)
+        seed = int(keyed_uniforms((self.training_config.seed, batch_idx, data_rank(self)), 1) * 2**53)
         return self.generate(batch["caption"], generator=torch.Generator().manual_seed(seed), progress=False)
 
     def generate(
@@ -181,7 +191,7 @@ class VideoDiTModule(LightningModule):
             torch.no_grad(),
             token_progress(len(keys) * num_steps, progress and not self._in_trainer(), "Drawing clips") as advance,
         ):
-            text = self.text_encoder.encode(list(captions))
+            text = self._encode_text(captions)
             for chunk in torch.arange(len(keys)).split(max_batch):
                 places = chunk // num_candidates
                 shape = (self.network.config.channels, *latent_size)
@@ -230,7 +240,12 @@ class VideoDiTModule(LightningModule):
     def _text(self, batch: Mapping[str, Any]) -> Tensor:
         if "text_features" in batch:
             return batch["text_features"]
-        return self.text_encoder.encode(batch["caption"])
+        return self._encode_text(batch["caption"])
+
+    def _encode_text(self, captions: Sequence[str]) -> Tensor:
+        # Captions are whole wherever clips are cut.
+        with sequences_cut(None):
+            return self.text_encoder.encode(list(captions))
 
     def _first_latents(self, picture: Tensor | None, num_captions: int, size: tuple[int, int]) -> Tensor | None:
         if picture is None:

@@ -1,6 +1,6 @@
 """Full attention within each of several parts that are packed into one sequence."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -57,6 +57,16 @@ class PackedSegments:
         )
         return queries, keys
 
+    def of_queries(self, positions: Int[Tensor, " own"]) -> "PackedSegments":
+        """The same for some of the queries alone, in ascending order, and all keys; parts may be left without queries.
+
+        Example:
+            >>> PackedSegments((2, 3), (1, 4), of_context=True).of_queries(torch.tensor([3, 4])).query_lengths
+            (0, 2)
+        """
+        counts = self.documents()[0][0, positions.cpu()].bincount(minlength=len(self.query_lengths))
+        return replace(self, query_lengths=tuple(counts.tolist()))
+
     def attend(
         self,
         query: Float[Tensor, "batch heads queries head_dim"],
@@ -72,4 +82,4 @@ class PackedSegments:
             value.split(self.key_lengths, dim=2),
             strict=True,
         )
-        return torch.cat([scaled_dot_product_attention(*part) for part in parts], dim=2)
+        return torch.cat([scaled_dot_product_attention(*part) for part in parts if part[0].shape[2]], dim=2)

@@ -8,13 +8,20 @@ from jaxtyping import Float, Num
 from torch import Tensor
 
 from lightning_dalle.ops.attention_pattern import AttentionPattern
+from lightning_dalle.ops.packed_segments import PackedSegments
 
 
 class SequenceCut(Protocol):
     """What knows the rest of a sequence of which this process holds a part."""
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, pattern: AttentionPattern, dropout: float, dropout_seed: int
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pattern: AttentionPattern | PackedSegments,
+        dropout: float,
+        dropout_seed: int,
     ) -> Tensor:
         """Attention of the own positions to those of all processes."""
         ...

@@ -116,6 +116,14 @@ def test_known_first_frame_goes_by_the_time_of_data(config: VideoDiTConfig) -> N
     torch.testing.assert_close(still, network(clips, torch.zeros_like(times), text), rtol=0, atol=1e-12)
 
 
+def test_text_among_the_tokens_is_modulated_by_offsets_of_its_own() -> None:
+    network = _network(JOINT)
+    before = network(*_clips())
+    with torch.no_grad():
+        network.trunk.blocks[0].modulation[1] += 1
+    assert ((network(*_clips()) - before).abs() > 1e-9).all()
+
+
 def test_positions_are_told_apart_and_policies_change_them() -> None:
     network = _network()
     clips, times, text = _clips(1)

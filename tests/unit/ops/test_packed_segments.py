@@ -38,6 +38,16 @@ def test_bfloat16_is_near_float32_also_backward() -> None:
     torch.testing.assert_close(gradients[1].float(), gradients[0], atol=1e-1, rtol=3e-2)
 
 
+def test_some_queries_attend_as_among_all() -> None:
+    segments = PackedSegments((2, 3, 1), (4, 1, 2), of_context=True)
+    query = torch.randn(1, 2, 6, 4, dtype=torch.float64)
+    key, value = torch.randn(2, 1, 2, 7, 4, dtype=torch.float64)
+    whole = attend(query, key, value, segments)
+    for positions in ([0, 1], [1, 2, 5], [3], list(range(6))):
+        own = segments.of_queries(torch.tensor(positions))
+        torch.testing.assert_close(own.attend(query[:, :, positions], key, value), whole[:, :, positions])
+
+
 def test_bad_parts_are_named() -> None:
     with pytest.raises(ValueError, match="query_lengths has 2 parts and key_lengths 1"):
         PackedSegments((1, 2), (3,))

@@ -1,0 +1,110 @@
+"""The video module with its sequences cut among processes, against one process: packed clips, both conditionings."""
+
+import dataclasses
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_dalle import ContextParallelStrategy, CutSequences, VideoDiTModule
+from lightning_dalle.distributed.context_groups import init_context_groups
+from lightning_dalle.distributed.plan_hooks import attach_plan
+from tests.distributed.toy_module import trainer_of
+from tests.foreign_module import LIGHTNING_WARNINGS
+from tests.ranks import run_ranks
+from tests.unit.lightning_modules.tiny_video_dit import CAPTIONS, NETWORK, TRAINING, loader, tiny_module
+
+pytestmark = LIGHTNING_WARNINGS
+SIZES = [(4, 8, 8), (3, 4, 8), (1, 8, 4)]
+LOSSES: list[float] = []
+
+
+class _Recorded(VideoDiTModule):
+    def training_step(self, *args: Any) -> Any:
+        loss = super().training_step(*args)
+        LOSSES.append(loss.item())
+        return loss
+
+
+def _module(conditioning: str, checkpointing: bool = False) -> VideoDiTModule:
+    network = dataclasses.replace(
+        NETWORK,
+        conditioning=conditioning,  # type: ignore[arg-type]
+        activation_checkpointing=checkpointing,
+    )
+    module = tiny_module(std=0.3, network=network)
+    module.__class__ = _Recorded
+    return module
+
+
+def _steps(conditioning: str, sequences: CutSequences | None) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """Losses and gradients of a batch of clips of one size and of a packed one, in float64."""
+    module = _module(conditioning).double()
+    module.log = lambda *_, **__: None  # type: ignore[method-assign, assignment]
+    handles = [] if sequences is None else attach_plan(module, sequences)
+    generator = torch.Generator().manual_seed(4)
+    results = []
+    for sizes in ([SIZES[0]] * 3, SIZES):
+        latents: Any = [torch.randn(3, *size, dtype=torch.float64, generator=generator) for size in sizes]
+        batch = {"latents": torch.stack(latents) if len(set(sizes)) == 1 else latents, "caption": CAPTIONS}
+        module.zero_grad()
+        if sequences is None:
+            loss = module.training_step(batch, 0)
+            loss.backward()
+        else:
+            with sequences.step(batch) as own:
+                loss = module.training_step(own, 0)
+                loss.backward()
+        gradients = {name: part.grad.clone() for name, part in module.named_parameters() if part.grad is not None}
+        if sequences is not None and sequences.groups.context is not None:
+            for gradient in gradients.values():
+                torch.distributed.all_reduce(gradient)
+                gradient /= sequences.groups.size
+        results.append((loss.detach(), gradients))
+    for handle in handles:
+        handle.remove()
+    return results
+
+
+def _steps_on_rank(rank: int, world_size: int) -> list[list[tuple[Tensor, dict[str, Tensor]]]]:
+    answers = []
+    for conditioning in ("cross_attention", "joint"):
+        for head_size in (1, 2):
+            groups = init_context_groups(world_size, world_size, head_size, "cpu")
+            sequences = CutSequences(_module(conditioning).sequence_plan(), groups)
+            answers.append(_steps(conditioning, sequences))
+    return answers
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_losses_and_gradients_are_those_of_one_process(world_size: int) -> None:
+    expected = [_steps(conditioning, None) for conditioning in ("cross_attention", "joint") for _ in range(2)]
+    assert all(len(gradients) > 30 for steps in expected for _, gradients in steps)
+    for answers in run_ranks(_steps_on_rank, world_size, world_size, timeout=250):
+        torch.testing.assert_close(answers, expected, rtol=0, atol=1e-10)
+
+
+def _fit(strategy: Any, devices: int) -> dict[str, Any]:
+    module = _module("joint", checkpointing=True)
+    LOSSES.clear()
+    trainer = trainer_of(devices, strategy, limit_val_batches=1)
+    trainer.fit(module, loader(20), loader(1))
+    predicted: Any = trainer.predict(module, loader(1))
+    return {"losses": list(LOSSES), "predicted": predicted[0]}
+
+
+def _fit_on_rank(rank: int) -> dict[str, Any]:
+    os.environ["LOCAL_RANK"] = str(rank)
+    return _fit(ContextParallelStrategy(), 2)
+
+
+def test_training_and_sampling_are_those_of_one_process() -> None:
+    expected = _fit("auto", 1)
+    assert len(expected["losses"]) == 20
+    assert TRAINING.first_frame_share > 0
+    for answer in run_ranks(_fit_on_rank, 2, timeout=200):
+        assert answer["losses"] == pytest.approx(expected["losses"], abs=1e-5)
+        # A value in the middle between two may be rounded otherwise.
+        assert (answer["predicted"].int() - expected["predicted"].int()).abs().max() <= 1
