@@ -57,16 +57,20 @@ def plan_blocks(
     """
     return [
         _block(mask, verdict, queries, keys, query_start + queries.start, key_start + keys.start, device)
-        for query_start, query_run in _placed(query_runs)
-        for key_start, key_run in _placed(key_runs)
+        for query_start, query_run in _placed(query_runs, mask.border)
+        for key_start, key_run in _placed(key_runs, mask.border)
         for verdict, queries, keys in _shown(mask, query_run, key_run, finely)
     ]
 
 
-def _placed(runs: Sequence[range]) -> Iterator[tuple[int, range]]:
-    """Each run with what to add to a position to get its place in the tensor."""
+def _placed(runs: Sequence[range], border: int) -> Iterator[tuple[int, range]]:
+    """Each run, in two where it goes across the border, with what to add to a position to get its place."""
     starts = accumulate(map(len, runs), initial=0)
-    return ((start - run.start, run) for start, run in zip(starts, runs, strict=False))
+    for start, run in zip(starts, runs, strict=False):
+        middle = min(max(border, run.start), run.stop)
+        for part in (range(run.start, middle), range(middle, run.stop)):
+            if part:
+                yield start - run.start, part
 
 
 def _shown(mask: SequenceMask, queries: range, keys: range, finely: bool) -> Iterator[tuple[Verdict, range, range]]:
@@ -80,8 +84,9 @@ def _shown(mask: SequenceMask, queries: range, keys: range, finely: bool) -> Ite
         judged = ((_judge(mask, strip, part), part) for part in _cut(keys))
         for joint, neighbours in groupby(judged, key=lambda pair: pair[0]):
             parts = [part for _, part in neighbours]
+            together = range(parts[0].start, parts[-1].stop)
             if joint != "skip":
-                yield joint, strip, range(parts[0].start, parts[-1].stop)
+                yield joint, strip, _seen(mask, strip, together) if joint == "partial" else together
 
 
 def _cut(run: range) -> Iterator[range]:
@@ -97,6 +102,12 @@ def _judge(mask: SequenceMask, queries: range, keys: range) -> Verdict:
     if seen.all():
         return "full"
     return "partial" if seen.any() else "skip"
+
+
+def _seen(mask: SequenceMask, queries: range, keys: range) -> range:
+    """The keys without those at both ends that no query sees."""
+    seen = mask.attends(_positions(queries), _positions(keys)).flatten(0, 1).any(0).nonzero()
+    return keys[int(seen[0]) : int(seen[-1]) + 1]
 
 
 def _block(

@@ -38,6 +38,11 @@ class SequenceMask:
         if self.prefix_length < 0 or (self.prefix_length > 0 and self.rule != "causal"):
             raise ValueError(f"prefix_length ({self.prefix_length}) must be at least 0, and 0 unless rule is 'causal'")
 
+    @property
+    def border(self) -> int:
+        """Position from which on the rule is another: the first of the image, or after the prefix."""
+        return self.rule.text_length if isinstance(self.rule, AttentionPattern) else self.prefix_length
+
     def check_length(self, length: int) -> None:
         """Refuses a sequence of another length than the mask's own parts.
 
