@@ -147,7 +147,7 @@ losses.legend()
 kept = [column(rows, "kept_megabytes")[-1] for rows in runs.values()]
 memory.plot(RANKS, kept, "o-", label="kept")
 memory.plot(RANKS, [kept[0] / ranks for ranks in RANKS], ":", color="gray", label="an equal share")
-memory.set(title="MB that a process keeps for its backward pass", xlabel="processes", xticks=RANKS, ylim=(0, None))
+memory.set(title="MB kept for the backward pass", xlabel="processes", xticks=RANKS, ylim=(0, None))
 memory.legend()
 
 

@@ -136,7 +136,8 @@ def batches(num_batches: int, rank: int, world_size: int, length: int = LENGTH, 
         labels = (tokens + tokens.roll(1, 1)) % VOCABULARY
         # Labels at the end alone, so that some ranks have few or none.
         labels[:, : 2 * length // 3] = -100
-        documents = (torch.arange(length) >= torch.tensor([[length // 4], [length // 2], [length - 2], [1]])).long()
+        starts = torch.tensor([[length // 4], [length // 2], [length - 9], [1]]) + number % 8
+        documents = (torch.arange(length) >= starts).long()
         positions = torch.arange(length).expand(SAMPLES, length)
         mine = slice(rank * share, (rank + 1) * share)
         entries = {"tokens": tokens, "labels": labels, "documents": documents, "positions": positions}

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_dalle import ContextParallelStrategy, SequencePlan
+from lightning_dalle import ContextGroups, ContextParallelStrategy, CutSequences, SequencePlan
 from tests.distributed.language_model import (
     HEADS,
     LENGTH,
@@ -231,6 +231,11 @@ def _refusals(rank: int) -> int:
             trainer_of(2, ContextParallelStrategy(**settings)).fit(module(), batches(1, 0, 1))
     with pytest.raises(ValueError, match="processes of a context group got different batches"):
         trainer_of(2, "context_parallel").fit(LayerCut(), batches(1, 0, 1, start=rank))
+    world = distributed.group.WORLD
+    sequences = CutSequences(SequencePlan(batch={"tokens": 1}), ContextGroups(world, ring=world))
+    sequences.cut({"tokens": torch.zeros(1, LENGTH)}, {"tokens": 1})
+    with pytest.raises(ValueError, match=f"a tensor to join has {LENGTH} positions along dim 1, but this rank holds 1"):
+        sequences.join(torch.zeros(1, LENGTH), 1)
     return HEADS
 
 

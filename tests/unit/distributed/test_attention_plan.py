@@ -10,7 +10,7 @@ from lightning_dalle.distributed.attention_plan import PlannedBlock, plan_blocks
 from lightning_dalle.distributed.sequence_layout import LayoutKind, SequenceLayout
 from lightning_dalle.distributed.sequence_mask import SequenceMask
 from lightning_dalle.ops.attention_pattern import AttentionPattern
-from tests.distributed.sequences import LENGTH, MASKS
+from tests.distributed.sequences import LENGTH, MASKS, TEXT
 
 
 def _shown(block: PlannedBlock) -> Tensor:
@@ -45,6 +45,18 @@ def test_plan_shows_each_pair_of_the_mask_once(name: str, finely: bool) -> None:
         for rank in range(3):
             counts, expected = _seen_by_rank(SequenceLayout(LENGTH, 3, kind), MASKS[name], rank, finely)
             assert torch.equal(counts, expected.int())
+
+
+def test_text_is_one_block_and_no_block_begins_or_ends_with_a_hidden_key() -> None:
+    mask, image = MASKS["row"], range(TEXT, LENGTH)
+    blocks = plan_blocks(mask, [range(LENGTH)], [range(LENGTH)])
+    assert [block.keys for block in blocks if block.queries == image] == [range(TEXT)]
+    partial = [block for block in blocks if block.hidden is not None]
+    assert partial
+    for block in partial:
+        seen = _shown(block).any(1)
+        assert seen[:, 0].all()
+        assert seen[:, -1].all()
 
 
 def test_queries_that_see_nothing_of_a_block_are_marked() -> None:
