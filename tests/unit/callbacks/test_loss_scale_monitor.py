@@ -44,6 +44,9 @@ def test_figures_are_those_of_the_gradients(per_block: bool) -> None:
 
     torch.manual_seed(0)
     model, monitor = Look(learning_rate=0.5), LossScaleMonitor(every_n_updates=1)
+    outputs: list[Tensor] = []
+    torch.nn.init.constant_(model.network.bodies[1].contract.bias, -5.0)
+    model.network.bodies[1].register_forward_hook(lambda _, args, output: outputs.append(output))
     fit(model, plugin(per_block), monitor, 1)
     figures = monitor.figures
     assert figures["precision/skipped_share"] == 0
@@ -56,7 +59,7 @@ def test_figures_are_those_of_the_gradients(per_block: bool) -> None:
         assert figures["precision/largest_gradient/body_1"] == pytest.approx(gradients.abs().max().item())
         assert figures["precision/zero_gradients/body_1"] == pytest.approx((gradients == 0).float().mean().item())
         assert figures["precision/growths/body_1"] == 1
-        assert "precision/largest_activation/body_0" in figures
+        assert figures["precision/largest_activation/body_1"] == pytest.approx(-outputs[0].min().item())
         assert "precision/update_ratio/outside" in figures
     else:
         assert figures["precision/scale/module"] == 1024
@@ -191,12 +194,53 @@ def test_heat_map_is_a_picture_of_all_turns() -> None:
     assert len(picture.flatten(1).unique(dim=1)[0]) > 2
 
 
-def test_counts_are_in_the_checkpoint() -> None:
-    monitor, again = LossScaleMonitor(), LossScaleMonitor()
+@PLUGINS
+def test_skips_and_changes_are_counted_and_counts_are_in_the_checkpoint(per_block: bool) -> None:
+    monitor, again = LossScaleMonitor(every_n_updates=1), LossScaleMonitor()
     torch.manual_seed(0)
-    fit(SpoiltForward(), plugin(True), monitor, 4)
+    fit(SpoiltForward(), plugin(per_block), monitor, 4)
+    assert monitor.figures["precision/skipped_share"] == 1 / 4
+    block = "body_1" if per_block else "module"
+    assert monitor.figures[f"precision/divisions/{block}"] == 1
     again.load_state_dict(monitor.state_dict())
     assert (again.num_updates, again.num_skipped_updates) == (4, 1)
+    # The first skipped update of the whole run was looked into.
+    fit(SpoiltForward(), plugin(per_block), again, 4)
+    assert (again.num_skipped_updates, again.first_non_finite) == (2, None)
+
+
+def test_what_only_the_scale_makes_infinite_is_found() -> None:
+    torch.manual_seed(0)
+    monitor = LossScaleMonitor()
+    precision = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**24))
+    fit(ResidualModule(), precision, monitor, 1)
+    assert monitor.first_non_finite is not None
+    assert monitor.first_non_finite.direction == "backward"
+
+
+def test_the_second_run_of_a_step_draws_the_same_numbers() -> None:
+    class Drawing(SpoiltForward):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            drawn.append(torch.rand(()).item())
+            return super().training_step(batch, batch_idx)
+
+    drawn: list[float] = []
+    torch.manual_seed(0)
+    fit(Drawing(), plugin(True), LossScaleMonitor(), 4)
+    assert len(drawn) == 5
+    assert drawn[3] == drawn[2]
+    assert len(set(drawn)) == 4
+
+
+def test_skips_with_updates_between_them_are_borne() -> None:
+    class SpoiltNowAndThen(ResidualModule):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            return super().training_step(batch, batch_idx) * (1.0, 1e9)[batch_idx % 2]
+
+    torch.manual_seed(0)
+    monitor = LossScaleMonitor(max_skips_in_a_row=2)
+    fit(SpoiltNowAndThen(), plugin(True), monitor, 6)
+    assert (monitor.num_updates, monitor.num_skipped_updates) == (6, 3)
 
 
 def test_manual_optimization_is_not_run_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -81,13 +81,17 @@ def test_moments_take_two_bytes() -> None:
 
 
 def test_small_and_named_parameters_keep_32_bit_moments() -> None:
-    module = nn.Sequential(nn.Embedding(200, 32), nn.Linear(32, 200))
-    optimizer = AdamW16(module.named_parameters(), keep_32bit=r"^0\.")
+    module = nn.ModuleDict({"text_embedding": nn.Embedding(200, 32), "inner": nn.Linear(32, 200)})
+    optimizer = AdamW16(module.named_parameters(), keep_32bit="embedding|head")
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     dtypes = {name: optimizer.state[value]["exp_avg"].dtype for name, value in module.named_parameters()}
-    assert dtypes == {"0.weight": torch.float32, "1.weight": torch.int16, "1.bias": torch.float32}
+    assert dtypes == {
+        "text_embedding.weight": torch.float32,
+        "inner.weight": torch.int16,
+        "inner.bias": torch.float32,
+    }
 
 
 def test_groups_can_differ() -> None:
@@ -114,12 +118,35 @@ def test_variance_is_clipped_by_value_before_use(moments: Any) -> None:
     assert (decode(variance, FLOAT_0_6_10) if moments == "16bit" else variance).tolist() == [5.0] * 10
 
 
-def test_a_large_mean_saturates_instead_of_becoming_infinite() -> None:
+def test_large_moments_saturate_instead_of_becoming_infinite() -> None:
     parameter = nn.Parameter(torch.zeros(10))
-    optimizer = AdamW16([parameter], min_16bit_size=0)
-    parameter.grad = torch.full((10,), -1000.0)
+    optimizer = AdamW16([parameter], min_16bit_size=0, max_variance=None)
+    parameter.grad = torch.full((10,), -1e6)
     optimizer.step()
-    assert decode(optimizer.state[parameter]["exp_avg"], FLOAT_1_6_9).tolist() == [-FLOAT_1_6_9.largest] * 10
+    state = optimizer.state[parameter]
+    assert decode(state["exp_avg"], FLOAT_1_6_9).tolist() == [-FLOAT_1_6_9.largest] * 10
+    assert decode(state["exp_avg_sq"], FLOAT_0_6_10).tolist() == [FLOAT_0_6_10.largest] * 10
+
+
+def test_double_precision_keeps_moments_of_its_own() -> None:
+    ours = [nn.Parameter(torch.linspace(-1, 1, 5000, dtype=torch.float64))]
+    theirs = copy.deepcopy(ours)
+    run(AdamW16(ours, max_variance=None), ours, range(3))
+    run(torch.optim.AdamW(theirs, foreach=True), theirs, range(3))
+    assert_same(ours, theirs)
+
+
+def test_parameters_without_gradient_do_not_hold_up_others() -> None:
+    tensors = parameters()
+    before = [tensor.detach().clone() for tensor in tensors]
+    set_gradients(tensors, 0)
+    tensors[0].grad = None
+    AdamW16(tensors).step()
+    assert [torch.equal(*pair) for pair in zip(tensors, before, strict=True)] == [True, False, False, False, False]
+
+
+def test_moments_in_32_bits_follow_any_beta() -> None:
+    assert AdamW16(parameters(), betas=(0.9, 0.99999), moments="32bit").param_groups[0]["betas"] == (0.9, 0.99999)
 
 
 def test_a_non_finite_gradient_shows_in_the_parameter() -> None:

@@ -93,6 +93,17 @@ def test_a_bias_and_its_gradient_are_in_32_bits() -> None:
     assert layer.bias.grad.tolist() == [4097.0] * 3
 
 
+def test_a_derived_layer_uses_its_bias_as_it_likes() -> None:
+    class Twice(nn.Linear):
+        def forward(self, values: Tensor) -> Tensor:
+            return 2 * (values @ self.weight.T + self.bias)
+
+    layer = Twice(4, 3)
+    expected = layer(torch.ones(2, 4))
+    BlockHooks((layer,), lambda: 1.0, lambda: torch.bfloat16)
+    torch.testing.assert_close(layer(torch.ones(2, 4)), expected, rtol=0.02, atol=0.02)
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 8), (3, 8)], ids=["batched", "unbatched"])
 def test_a_convolution_adds_its_bias_to_channels(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
