@@ -8,6 +8,7 @@ import torch
 from lightning.fabric.utilities.types import Optimizable
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.optim import LBFGS
 
@@ -95,7 +96,16 @@ class PerBlockGradientScaling(Precision):
         self.precision = names[dtype]  # type: ignore[assignment]
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        """Find the blocks and attach to them; scales go on where the blocks are those of an earlier run."""
+        """Find the blocks and attach to them; scales go on where the blocks are those of an earlier run.
+
+        Raises:
+            ValueError: Under DeepSpeed, whose engine casts parameters, scales the loss and steps by itself.
+        """
+        if isinstance(_strategy(module), DeepSpeedStrategy):
+            raise ValueError(
+                "PerBlockGradientScaling cannot scale gradients that DeepSpeed's engine computes and steps with; use "
+                "strategy='ddp' or 'sharded_powersgd', or precision='bf16-mixed' instead of the plugin"
+            )
         self.teardown()
         self.blocks = find_blocks(module, self.block_selection)
         if list(self.scales.scales) != list(self.blocks):
@@ -185,9 +195,11 @@ def _parameters(parts: tuple[nn.Module, ...]) -> Iterator[Tensor]:
     return (parameter for part in parts for parameter in part.parameters())
 
 
+def _strategy(module: nn.Module) -> Any:
+    """That of the module's Trainer, or None."""
+    return getattr(getattr(module, "_trainer", None), "strategy", None)
+
+
 def _num_replicas(module: nn.Module) -> int:
     """How many replicas see data of their own; 1 without a Trainer."""
-    trainer = getattr(module, "_trainer", None)
-    if trainer is None:
-        return 1
-    return (getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)
+    return (getattr(_strategy(module), "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from torch import Tensor, nn
 
 from lightning_dalle.plugins import PerBlockGradientScaling
@@ -237,6 +238,25 @@ def test_lbfgs_is_refused() -> None:
 
     with pytest.raises(TypeError, match="LBFGS evaluates the closure many times a step"):
         fit(Quasi(), PerBlockGradientScaling(), 1)
+
+
+class WithoutEngine(DeepSpeedStrategy):
+    """DeepSpeed's strategy where its package need not be installed, on one process."""
+
+    def __init__(self) -> None:
+        DDPStrategy.__init__(self)
+        self._config_initialized = True
+
+    def _configure_launcher(self) -> None:
+        """No other process to start."""
+
+    def setup_environment(self) -> None:
+        """No other process to join."""
+
+
+def test_deepspeed_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot scale gradients that DeepSpeed's engine computes.*'ddp' or"):
+        fit(module(), PerBlockGradientScaling(), 1, strategy=WithoutEngine())
 
 
 @pytest.mark.parametrize(
