@@ -1,6 +1,9 @@
 """The small transformer of the shapes recipe on 2 x 2 ranks: validation loss with whole and with compressed gradients.
 
 python -m tests.benchmarks.powersgd_on_shapes --updates 300
+
+At rank 15 a process saves 85 % of the matrices of layers, as the paper counts. Of all gradients it saves less, since
+embeddings and unembeddings travel whole, which are much of a small network.
 """
 
 import argparse
@@ -32,7 +35,13 @@ def _train_on_rank(
     start = time.perf_counter()
     trainer.fit(module, data)
     assert strategy.gradients is not None
-    figures = {"rate": strategy.gradients.compressor.traffic.rate, "seconds": time.perf_counter() - start}
+    compressor = strategy.gradients.compressor
+    sent = sum(matrix.num_sent for matrix in compressor.plan.matrices)
+    figures = {
+        "rate of all": compressor.traffic.rate,
+        "rate of matrices": 1 - sent / sum(matrix.rows * matrix.columns for matrix in compressor.plan.matrices),
+        "seconds": time.perf_counter() - start,
+    }
     (validated,) = Trainer(**QUIET, devices=RANKS, strategy=ShardedPowerSGDStrategy(shard_size=2)).validate(
         module, data, verbose=False
     )
@@ -44,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=16, help="of all ranks together")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1], help="of the compressed runs")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[15], help="of the compressed runs")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
