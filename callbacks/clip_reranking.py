@@ -154,7 +154,9 @@ class CLIPReranking(GenerationCallback):
     def _log_grid(self, trainer: Trainer, name: str, result: RerankingResult) -> None:
         images, text = result.images.flatten(0, 1), self._describe(result)
         if images.ndim == 5:
-            log_clip(trainer.loggers, name, clip_grid(images, self.keep), trainer.global_step, text)
+            # No extra is needed for a .gif.
+            grid = clip_grid(images, self.keep)
+            log_clip(trainer.loggers, name, grid, trainer.global_step, text, suffix=".gif")
         else:
             log_image(trainer.loggers, name, make_grid(images, nrow=self.keep), trainer.global_step, text)
 

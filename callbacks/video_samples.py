@@ -12,6 +12,7 @@ from lightning_dalle.callbacks.generation_callback import GenerationCallback
 from lightning_dalle.evaluation.clip_logging import clip_grid, log_clip
 from lightning_dalle.evaluation.clip_writing import CLIP_SUFFIXES
 from lightning_dalle.evaluation.motion import frame_difference
+from lightning_dalle.optional import require
 
 MAX_CLIPS_AT_ONCE = 64
 """Clips of one call of `generate`, or of one caption if it has more."""
@@ -28,7 +29,8 @@ class VideoSamples(GenerationCallback):
     Args:
         num_candidates: Clips of each caption.
         frame_rate: Frames per second at which they are shown.
-        suffix: Format of the files, `.mp4` with the extra `video`, or `.gif`; W&B refuses `.webp`.
+        suffix: Format of the files, `.mp4` with the extra `video`, else `.gif` or lossless `.webp`, of which W&B gets
+            a `.gif`.
         every_n_validations: Turns, see `GenerationCallback`.
         generate_options: Passed on to `generate`.
         seed: Of the clips.
@@ -39,6 +41,7 @@ class VideoSamples(GenerationCallback):
     Raises:
         TypeError: If `captions` is one string.
         ValueError: If there are no captions, or a setting is out of its range.
+        ModuleNotFoundError: If `.mp4` is asked for and the extra `video` is not installed.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class VideoSamples(GenerationCallback):
             raise ValueError(f"num_candidates ({num_candidates}) must be at least 1")
         if suffix not in CLIP_SUFFIXES:
             raise ValueError(f"suffix ({suffix!r}) must be one of {', '.join(CLIP_SUFFIXES)}")
+        if suffix == ".mp4":
+            require("av", "video")
         if frame_rate <= 0:
             raise ValueError(f"frame_rate ({frame_rate}) must be above 0, such as 8 frames a second")
         self.captions = tuple(captions)

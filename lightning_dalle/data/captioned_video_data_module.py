@@ -1,11 +1,14 @@
 """What all captioned video sets share."""
 
+import logging
 from abc import abstractmethod
 from collections import Counter
 from typing import Any
 
 from lightning_dalle.data.captioned_clip_dataset import CaptionedClipDataset, ClipSource
 from lightning_dalle.data.captioned_data_module import CaptionedDataModule
+
+logger = logging.getLogger(__name__)
 
 
 class CaptionedVideoDataModule(CaptionedDataModule):
@@ -37,6 +40,12 @@ class CaptionedVideoDataModule(CaptionedDataModule):
     def dataset(self, split: str, *, training: bool = False) -> CaptionedClipDataset:
         """Clips of a split, cut at random places of longer ones in training only."""
         return CaptionedClipDataset(self.source(split), random_cuts=training, **self._caption_settings(training))
+
+    def setup(self, stage: str | None = None) -> None:
+        """Prepare the splits that a stage needs, and log before training what they hold."""
+        super().setup(stage)
+        if stage in (None, "fit"):
+            logger.info("%s: %s", type(self).__name__, self.report())
 
     def skipped(self) -> Counter[str]:
         """How many clips were left out so far, by the reason."""

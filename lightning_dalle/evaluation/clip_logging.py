@@ -39,14 +39,15 @@ def log_clip(
         clip: RGB.
         step: Optimizer updates so far.
         caption: What the clip shows.
-        suffix: `.mp4` or `.gif`; `.webp` is refused by W&B.
+        suffix: Of the file; W&B refuses `.webp`, and gets a `.gif` then.
     """
     for logger in loggers:
         if hasattr(logger, "log_video"):
+            accepted = ".gif" if suffix == ".webp" else suffix
             with tempfile.TemporaryDirectory() as folder:
-                path = write_clip(Path(folder, f"clip{suffix}"), clip, frame_rate)
+                path = write_clip(Path(folder, f"clip{accepted}"), clip, frame_rate)
                 texts = {"caption": [caption]} if caption else {}
-                logger.log_video(key=name, videos=[str(path)], step=step, format=[suffix[1:]], **texts)
+                logger.log_video(key=name, videos=[str(path)], step=step, format=[accepted[1:]], **texts)
         elif getattr(logger, "log_dir", None):
             path = Path(logger.log_dir) / "videos" / f"{name.replace('/', '-')}-{step}{suffix}"
             write_clip(path, clip, frame_rate)

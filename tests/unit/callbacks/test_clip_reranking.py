@@ -70,7 +70,7 @@ def test_clips_are_ranked_by_the_mean_over_their_frames(tmp_path: Path) -> None:
     means = result.images.double().mean(dim=(2, 3, 4, 5)).float()
     torch.testing.assert_close(means, result.scores.gather(1, result.order))
     assert torch.equal(result.scores.gather(1, result.order), result.scores.topk(2, dim=1).values)
-    path = tmp_path / "run" / "version_0" / "videos" / f"val-reranked-{trainer.global_step}.mp4"
+    path = tmp_path / "run" / "version_0" / "videos" / f"val-reranked-{trainer.global_step}.gif"
     assert path.is_file()
     assert path.with_suffix(".txt").read_text().startswith("a dark field: ")
 

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,10 @@ def test_model_of_images_is_refused() -> None:
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         VideoSamples(**{"captions": PROMPTS, **arguments})
+
+
+def test_without_its_package_the_extra_is_named_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    assert VideoSamples(PROMPTS, suffix=".gif").suffix == ".gif"
+    with pytest.raises(ModuleNotFoundError, match=r"lightning-dalle\[video\]"):
+        VideoSamples(PROMPTS)

@@ -26,10 +26,10 @@ def animation(pixels: np.ndarray, milliseconds: int = 125, image_format: str = "
     return buffer.getvalue()
 
 
-def video(pixels: np.ndarray, frame_rate: int = 8, container: str = "mp4") -> bytes:
+def video(pixels: np.ndarray, frame_rate: int = 8, container: str = "mp4", **options: str) -> bytes:
     """A video file with one key frame in four."""
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as output:
+    with av.open(buffer, "w", format=container, options=options) as output:
         stream = output.add_stream("mpeg4" if container == "mp4" else "libvpx-vp9", rate=frame_rate)
         stream.width, stream.height, stream.pix_fmt = pixels.shape[2], pixels.shape[1], "yuv420p"
         stream.bit_rate, stream.gop_size = 2_000_000, 4

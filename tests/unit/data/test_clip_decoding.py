@@ -115,6 +115,11 @@ def test_sound_alone_is_no_clip() -> None:
         clip_seconds(buffer.getvalue())
 
 
+def test_a_stream_that_does_not_say_its_length_is_an_error() -> None:
+    with pytest.raises(OSError, match="it does not say how long it is"):
+        clip_seconds(video(frames(), container="webm", live="1"))
+
+
 def test_a_loop_is_covered_once_whatever_its_length() -> None:
     pixels = frames(12)
     np.testing.assert_array_equal(decode_loop(animation(pixels), 4, 12, 16), in_order(pixels[::3]))

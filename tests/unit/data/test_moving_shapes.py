@@ -1,3 +1,4 @@
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,17 @@ def test_clips_are_a_function_of_seed_split_and_index() -> None:
 
     assert content(shapes(), "train") == content(shapes(), "train")
     assert content(shapes(), "train") != content(shapes(seed=1), "train")
-    assert content(shapes(), "train") != content(shapes(), "val")
+    assert content(shapes(num_val=40), "train") != content(shapes(num_val=40), "val")
 
 
-def test_the_report_counts_what_is_taken() -> None:
-    assert shapes().report() == "clips: 40 in train, 10 in val, 24 in held_out; left out: none"
+def test_the_report_counts_what_is_taken_and_is_logged_before_training(caplog: pytest.LogCaptureFixture) -> None:
+    report = "clips: 40 in train, 10 in val, 24 in held_out; left out: none"
+    assert shapes().report() == report
+    with caplog.at_level(logging.INFO):
+        shapes().setup("test")
+        assert caplog.messages == []
+        shapes().setup("fit")
+    assert caplog.messages == [f"MovingShapes: {report}"]
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,13 @@ def test_no_caption_leaves_no_text(clip: Tensor, tmp_path: Path) -> None:
     assert [path.suffix for path in (tmp_path / "run").rglob("samples*")] == [".mp4"]
 
 
-@pytest.mark.parametrize("suffix", [".gif", ".mp4"])
-def test_offline_wandb_gets_the_file(clip: Tensor, tmp_path: Path, suffix: str) -> None:
+@pytest.mark.parametrize(("suffix", "kept"), [(".webp", ".gif"), (".mp4", ".mp4")])
+def test_offline_wandb_gets_a_file_that_it_takes(clip: Tensor, tmp_path: Path, suffix: str, kept: str) -> None:
     with offline_wandb():
         logger = WandbLogger(offline=True, save_dir=tmp_path)
         log_clip([logger], "val/samples", clip, 7, "a red square", frame_rate=5, suffix=suffix)
         logger.experiment.finish()
-    (path,) = tmp_path.rglob(f"media/videos/val/samples*{suffix}")
+    (path,) = tmp_path.rglob(f"media/videos/val/samples*{kept}")
     assert read(path).shape == (3, 4, 6, 8)
 
 
