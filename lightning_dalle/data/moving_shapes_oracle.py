@@ -113,7 +113,7 @@ def _reading(items: Sequence[int], places: np.ndarray, is_plain: np.ndarray, siz
     times = np.flatnonzero(is_plain)
     if len(times) < max(2, MIN_AGREEMENT * len(is_plain)):
         return MotionReading()
-    objects = [OBJECTS[_ITEMS[items[time]]] for time in times]
+    objects = [OBJECTS[_ITEMS[items[time]]] for time in times.tolist()]
     direction, speed = _motion(times.astype(np.float64), places[times].astype(np.float64), size)
     return MotionReading(
         _agreed(item.colour for item in objects), _agreed(item.shape for item in objects), direction, speed
