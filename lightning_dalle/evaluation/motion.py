@@ -11,7 +11,7 @@ def frame_difference(video: UInt8[Tensor, "batch 3 frames height width"]) -> Flo
         >>> import torch
         >>> clip = torch.tensor([10, 12, 6], dtype=torch.uint8).reshape(1, 1, 3, 1, 1).expand(1, 3, 3, 4, 4)
         >>> frame_difference(clip)
-        tensor([3.])
+        tensor([4.])
     """
     if video.shape[2] < 2:
         return video.new_zeros(len(video)).float()
