@@ -107,7 +107,7 @@ def build_optimizer(network: SparseTransformer, training: TextToImageTraining) -
 
 def _adamw(
     network: nn.Module, training: TextToImageTraining, parameters: list[tuple[str, nn.Parameter]]
-) -> torch.optim.AdamW | AdamW16:
+) -> torch.optim.Optimizer:
     linear = {module.weight for module in network.modules() if isinstance(module, nn.Linear)}
     matrices = [(name, parameter) for name, parameter in parameters if parameter in linear]
     others = [(name, parameter) for name, parameter in parameters if parameter not in linear]

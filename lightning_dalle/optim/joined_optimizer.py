@@ -43,7 +43,7 @@ class JoinedOptimizer(Optimizer):
         self._share()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Steps all parts, in their order."""
         loss = None
         if closure is not None:

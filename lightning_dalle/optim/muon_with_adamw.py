@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
-from torch.optim import AdamW
+from torch.optim.optimizer import Optimizer
 
 from lightning_dalle.optim.joined_optimizer import JoinedOptimizer
 
 
-def muon_with_adamw(matrices: Sequence[tuple[str, Parameter]], others: AdamW, weight_decay: float) -> JoinedOptimizer:
-    """Join torch's Muon (Jordan et al. 2024) with an AdamW, whose learning rate it takes.
+def muon_with_adamw(
+    matrices: Sequence[tuple[str, Parameter]], others: Optimizer, weight_decay: float
+) -> JoinedOptimizer:
+    """Join torch's Muon (Jordan et al. 2024) with an AdamW of torch or of this package, whose learning rate it takes.
 
     Its steps are as large as AdamW's usually are (Liu et al. 2025, arXiv 2502.16982, section 2.2), so that one learning
     rate fits both.

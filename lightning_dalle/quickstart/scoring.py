@@ -35,8 +35,10 @@ def judge(folder: RunFolder, data: CaptionedDataModule, sampling: Sampling) -> N
         reconstructed = {}
     elif isinstance(data, CaptionedShapes | OpenMoji):
         models = Models.load(folder)
-        is_shapes = isinstance(data, CaptionedShapes)
-        judgement = judge_shapes(models, data, sampling) if is_shapes else judge_open_moji(models, data, sampling)
+        if isinstance(data, CaptionedShapes):
+            judgement = judge_shapes(models, data, sampling)
+        else:
+            judgement = judge_open_moji(models, data, sampling)
         originals = split_samples(data, "val", NUM_SHOWN)[0]
         reconstructed = {"originals": originals, "reconstructions": reconstruct(models.discrete_vae, originals)}
     else:

@@ -42,7 +42,7 @@ def _module(conditioning: str, checkpointing: bool = False) -> VideoDiTModule:
 def _steps(conditioning: str, sequences: CutSequences | None) -> list[tuple[Tensor, dict[str, Tensor]]]:
     """Losses and gradients of a batch of clips of one size and of a packed one, in float64."""
     module = _module(conditioning).double()
-    module.log = lambda *_, **__: None  # type: ignore[method-assign, assignment]
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
     handles = [] if sequences is None else attach_plan(module, sequences)
     generator = torch.Generator().manual_seed(4)
     results = []

@@ -1,5 +1,7 @@
 """Two optimizers as one do what they do apart."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,9 +17,11 @@ def make_network() -> nn.Sequential:
 
 
 def parts_of(network: nn.Sequential) -> tuple[Optimizer, Optimizer]:
-    matrices = [network[1].weight, network[3].weight]
-    others = [network[0].weight, network[3].bias]
-    return Muon(matrices, lr=0.02), AdamW([{"params": others[:1]}, {"params": others[1:], "lr": 0.5}], lr=0.01)
+    named = dict(network.named_parameters())
+    matrices = [named["1.weight"], named["3.weight"]]
+    others = [named["0.weight"], named["3.bias"]]
+    groups: list[dict[str, Any]] = [{"params": others[:1]}, {"params": others[1:], "lr": 0.5}]
+    return Muon(matrices, lr=0.02), AdamW(groups, lr=0.01)
 
 
 def backward(network: nn.Sequential, step: int) -> None:
