@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lightning_dalle.data.captioned_videos import CaptionedVideos as CaptionedVideos
     from lightning_dalle.data.moving_shapes import MovingShapes as MovingShapes
     from lightning_dalle.data.open_moji import OpenMoji as OpenMoji
+    from lightning_dalle.data.token_buckets import TokenBuckets as TokenBuckets
     from lightning_dalle.data.tokenizer import CaptionTokenizer as CaptionTokenizer
     from lightning_dalle.distributed.context_attention import ContextAttention as ContextAttention
     from lightning_dalle.distributed.context_groups import ContextGroups as ContextGroups
@@ -103,6 +104,7 @@ _MODULE_OF = {
     "SparseTransformerConfig": "lightning_dalle.models.sparse_transformer",
     "TextToImageModule": "lightning_dalle.lightning_modules.text_to_image_module",
     "TextTowerConfig": "lightning_dalle.models.text_tower",
+    "TokenBuckets": "lightning_dalle.data.token_buckets",
     "VideoAutoencoder": "lightning_dalle.models.video_autoencoder_protocol",
     "VideoAutoencoderModule": "lightning_dalle.lightning_modules.video_autoencoder_module",
     "VideoDiT": "lightning_dalle.models.video_dit",

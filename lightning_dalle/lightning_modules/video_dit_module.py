@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from lightning_dalle.distributed.sequence_plan import SequencePlan
 from lightning_dalle.lightning_modules.caption_encoder import CaptionEncoder
+from lightning_dalle.lightning_modules.clip_requests import check_first_frame, check_request
 from lightning_dalle.lightning_modules.configuration import as_config
 from lightning_dalle.lightning_modules.data_rank import data_rank
 from lightning_dalle.lightning_modules.video_dit_loss import flow_matching_loss
@@ -178,7 +178,7 @@ class VideoDiTModule(LightningModule):
         """
         sizes = zip((num_frames, height, width), self.training_config.clip_size, strict=True)
         frames, rows, columns = (trained if size is None else size for size, trained in sizes)
-        self._check_generate(captions, num_candidates, max_batch, guidance_scale)
+        check_request(captions, num_candidates, max_batch, guidance_scale, self.training_config)
         latent_size = self.autoencoder.latent_grid(frames, rows, columns)
         self.network.token_grid(latent_size, policies)
         first = self._first_latents(first_frame, len(captions), (rows, columns))
@@ -250,20 +250,7 @@ class VideoDiTModule(LightningModule):
     def _first_latents(self, picture: Tensor | None, num_captions: int, size: tuple[int, int]) -> Tensor | None:
         if picture is None:
             return None
-        if (len(picture), *picture.shape[2:]) != (num_captions, *size):
-            raise ValueError(
-                f"first_frame has shape {tuple(picture.shape)}; give one picture for each of {num_captions} captions, "
-                f"of the clips' height and width {size}"
-            )
-        if self.network.config.patch_size[0] != 1:
-            raise ValueError(
-                f"first_frame needs tokens of one frame, but patch_size is {self.network.config.patch_size}"
-            )
-        if self.training_config.first_frame_share == 0:
-            warnings.warn(
-                "first_frame was never shown in training, since first_frame_share was 0; clips may not go on from it",
-                stacklevel=3,
-            )
+        check_first_frame(picture, num_captions, size, self.network.config.patch_size, self.training_config)
         with torch.no_grad():
             return self.autoencoder.encode(picture.unsqueeze(2).to(self.device))
 
@@ -274,21 +261,6 @@ class VideoDiTModule(LightningModule):
     def _positions(self) -> dict[str, Any]:
         config = self.network.config
         return {**dataclasses.asdict(config.rotary), "patch_size": config.patch_size}
-
-    def _check_generate(
-        self, captions: Sequence[str], num_candidates: int, max_batch: int, guidance_scale: float
-    ) -> None:
-        if isinstance(captions, str):
-            raise TypeError(f"captions ({captions!r}) must be a sequence of strings; put one caption into a list")
-        for name, value in (("captions", len(captions)), ("num_candidates", num_candidates), ("max_batch", max_batch)):
-            if value < 1:
-                raise ValueError(f"{name} ({value}) must be at least 1")
-        if guidance_scale != 1 and self.training_config.caption_dropout == 0:
-            warnings.warn(
-                f"guidance_scale ({guidance_scale}) has no trained empty caption to move away from, "
-                "since caption_dropout was 0 in training",
-                stacklevel=3,
-            )
 
     def _in_trainer(self) -> bool:
         return self._trainer is not None and self._trainer.state.status == TrainerStatus.RUNNING

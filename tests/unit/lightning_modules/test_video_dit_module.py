@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
+from lightning_dalle.data.token_buckets import TokenBuckets
 from lightning_dalle.lightning_modules.video_dit_loss import flow_matching_loss
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.models.text_encoder_protocol import TextEncoder
@@ -130,6 +131,19 @@ def test_batches_of_several_sizes_are_packed() -> None:
     assert loss.isfinite()
     with pytest.raises(ValueError, match="time has 6 tokens, more than the 4 of trained_grid"):
         _loss(module, {"video": clips(3, (6, 8, 8)), "caption": CAPTIONS})
+
+
+@pytest.mark.parametrize("buckets", [None, [(4, 8, 8), (2, 8, 8)]], ids=["packed", "padded"])
+def test_one_run_takes_clips_of_several_sizes(buckets: list[tuple[int, int, int]] | None) -> None:
+    sizes = [(4, 8, 8), (2, 4, 8), (1, 8, 4), (4, 8, 8), (2, 8, 8)]
+    rows = [{"video": clips(1, size)[0], "caption": CAPTIONS[index % 3]} for index, size in enumerate(sizes)]
+    sampler = TokenBuckets(sizes, max_tokens=20, token_size=(1, 4, 4), buckets=buckets)
+    data: Any = torch.utils.data.DataLoader(rows, batch_sampler=sampler, collate_fn=sampler.collate)  # type: ignore[arg-type]
+    module = tiny_module()
+    trainer = Trainer(**TRAINER, max_epochs=1)
+    trainer.fit(module, data, loader(1))
+    assert trainer.global_step == len(sampler)
+    assert torch.stack([part.isfinite().all() for part in module.parameters()]).all()
 
 
 def test_precomputed_latents_and_features_take_the_encoders_place() -> None:
