@@ -11,17 +11,16 @@ import argparse
 import importlib.util
 import itertools
 import statistics
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import accumulate
 
 import torch
 from rich.console import Console
 from torch import Tensor, distributed, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.profiler import ProfilerActivity, profile
 
 from lightning_dalle.distributed.context_attention import ContextAttention
 from lightning_dalle.distributed.sequence_layout import LayoutKind, SequenceLayout
@@ -99,33 +98,13 @@ def kept_bytes(attention: Attention, tensors: list[Tensor]) -> int:
     return sum(kept.values())
 
 
-class PeakMemory(TorchDispatchMode):
-    """Largest number of bytes of tensors that were made within and alive at one time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(value, Tensor):
-                self._count(value.untyped_storage())
-        return result
-
-    def _count(self, storage: Any) -> None:
-        key = storage._cdata
-        if key in self._known:
-            return
-        self._known.add(key)
-        self.now += storage.nbytes()
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._forget, key, storage.nbytes())
-
-    def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
-        self.now -= size
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Largest sum of what torch's allocator gave out during the work and had not got back."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    changes = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
+    return max(accumulate(change for _, change in changes))
 
 
 def measure(rank: int, sizes: Sizes) -> list[dict[str, float]]:
@@ -187,8 +166,12 @@ class Layer(nn.Module):
         return hidden + self.contract(gelu(self.expand(self.network_norm(hidden))))
 
 
+def train(network: nn.Module, hidden: Tensor) -> None:
+    network(hidden).square().mean().backward()
+
+
 def growth(rank: int, sizes: Sizes) -> float:
-    """Bytes that a position more adds to the peak of a training step of all layers, bidirectionally."""
+    """Bytes that a position more adds to the peak of a training step of all layers."""
     world_size = distributed.get_world_size()
     peaks = []
     for length in (sizes.length // 8, sizes.length // 4):
@@ -200,9 +183,8 @@ def growth(rank: int, sizes: Sizes) -> float:
         for parameter in network.parameters():
             # There before, so that only activations count.
             parameter.grad = torch.zeros_like(parameter)
-        with PeakMemory() as memory:
-            network(torch.randn(1, length // world_size, sizes.heads * sizes.head_dim)).square().mean().backward()
-            peaks.append(memory.peak)
+        hidden = torch.randn(1, length // world_size, sizes.heads * sizes.head_dim)
+        peaks.append(peak_bytes(partial(train, network, hidden)))
     return (peaks[1] - peaks[0]) / (sizes.length // 8)
 
 
@@ -256,7 +238,7 @@ def longest_table(sizes: Sizes, world_sizes: list[int]) -> Table:
         for size, bytes_a_position in growths.items()
     ]
     note = (
-        f"Peak of the tensors alive on a rank in a training step of {sizes.depth} layers, for each position of the "
+        f"Peak of a rank's memory for activations in a training step of {sizes.depth} layers, for each position of the "
         "whole sequence, and so how much longer a sequence fits into the same memory. Bidirectional attention."
     )
     return Table("Memory of a position", note, ("ranks", "kB a position", "longest sequence"), rows)
@@ -317,9 +299,9 @@ def main() -> None:
     console = Console(width=200)
     for world_size in arguments.ranks:
         table_of(sizes, world_size).show(console)
-    longest_table(sizes, arguments.ranks).show(console)
     if importlib.util.find_spec("ring_attention_pytorch") is not None:
         contest_table(sizes, arguments.ranks[0]).show(console)
+    longest_table(sizes, arguments.ranks).show(console)
 
 
 if __name__ == "__main__":
