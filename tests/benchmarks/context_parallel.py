@@ -102,7 +102,8 @@ def peak_bytes(work: Callable[[], object]) -> int:
     """Largest sum of what torch's allocator gave out during the work and had not got back."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
-    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    assert profiler.profiler is not None
+    results = profiler.profiler.kineto_results
     changes = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
     return max(accumulate(change for _, change in changes))
 

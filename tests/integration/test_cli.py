@@ -172,7 +172,7 @@ def test_ranking_is_stable_among_equal_scores() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["dream"], "unknown command 'dream'; it is one of fit, predict, quickstart, sample"),
+        (["dream"], "unknown command 'dream'; it is one of fetch, fit, predict, quickstart, sample"),
         (["fit", "--config", "shapes/nothing"], r"config (shapes/nothing) must be a file or a recipe of the package"),
         (["fit", "--config=shapes/nothing"], r"config (shapes/nothing) must be a file or a recipe of the package"),
         (["tokenizer", "--config", "nothing"], "config (nothing) must be a file or a recipe of the package"),

@@ -152,7 +152,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_as_if_nothing_had_happene
     def stop_here(*arguments: Any) -> None:
         raise Stopped
 
-    monkeypatch.setattr(pipeline, "_stages_after", lambda stage: [])
+    monkeypatch.setattr(pipeline.Pipeline, "_stages_after", lambda self, stage: ())
     original = pipeline.train
     monkeypatch.setattr(
         pipeline, "train", lambda *arguments: original(*arguments) if arguments[2] == "discrete_vae" else stop_here()
