@@ -30,19 +30,19 @@ TITLES = {
 TYPICAL_SECONDS = {
     "openmoji": {
         "tokenizer": 1,
-        "discrete_vae": 92,
-        "contrastive": 66,
-        "text_to_image": 696,
-        "pictures": 38,
+        "discrete_vae": 64,
+        "contrastive": 68,
+        "text_to_image": 522,
+        "pictures": 36,
         "report": 2,
     },
     "shapes": {
         "tokenizer": 2,
-        "discrete_vae": 26,
-        "contrastive": 52,
-        "text_to_image": 800,
-        "pictures": 20,
-        "report": 2,
+        "discrete_vae": 23,
+        "contrastive": 108,
+        "text_to_image": 480,
+        "pictures": 25,
+        "report": 1,
     },
     "moving-shapes": {"tokenizer": 2, "video_dit": 800, "pictures": 40, "report": 4},
 }
