@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torchvision.utils import make_grid
 
-from lightning_dalle.callbacks.generation_callback import GenerationCallback
+from lightning_dalle.callbacks.captions_callback import CaptionsCallback
 from lightning_dalle.callbacks.protocols import ImageTextScorer
 from lightning_dalle.evaluation.clip_logging import clip_grid, log_clip
 from lightning_dalle.evaluation.image_logging import log_image
@@ -38,7 +38,7 @@ class RerankingResult:
     order: Int[Tensor, "captions keep"]
 
 
-class CLIPReranking(GenerationCallback):
+class CLIPReranking(CaptionsCallback):
     """Draws candidates of fixed captions, keeps those that fit best, and logs them as one grid.
 
     The score of a clip is the mean of its frames' scores, and a grid of clips is a clip.
@@ -76,35 +76,17 @@ class CLIPReranking(GenerationCallback):
         generate_options: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(every_n_validations, generate_options, seed)
-        if isinstance(captions, str):
-            raise TypeError(f"captions ({captions!r}) must be a sequence of strings; put one caption into a list")
-        if not captions:
-            raise ValueError("captions (none) must hold at least one caption")
+        super().__init__(captions, every_n_validations, generate_options, seed)
         if not isinstance(scorer, ImageTextScorer):
             raise TypeError(f"scorer ({type(scorer).__name__}) must have score(images, captions)")
         if not 1 <= keep <= num_candidates:
             raise ValueError(f"keep ({keep}) must be in 1..num_candidates ({num_candidates})")
-        self.captions = tuple(captions)
         self.scorer = scorer
         self.num_candidates = num_candidates
         self.keep = keep
         self.result: RerankingResult | None = None
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Rank candidates, if it is time."""
-        if self._is_turn:
-            self._rerank(trainer, pl_module, "val")
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Rank candidates."""
-        self._rerank(trainer, pl_module, "test")
-
-    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Rank candidates."""
-        self._rerank(trainer, pl_module, "predict")
-
-    def _rerank(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def _take_turn(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         with self._sampling(trainer, pl_module):
             parts = self._rank_share(trainer, pl_module)
             images, scores, order = (self._gather_shares(trainer, part, len(self.captions)) for part in parts)

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
+
+from lightning_dalle.ops.local_part import local_part
 
 OUTSIDE = "outside"
 # Elements of a parameter that are looked at for its update: a second copy of all parameters would be a lot.
@@ -32,7 +33,7 @@ def gradient_figures(groups: Groups) -> dict[str, dict[str, float]]:
     """Return norm, largest absolute value and share of zeros of each group's gradient; of shards this rank's part."""
     rows = {}
     for name, parameters in groups.items():
-        gradients = [_local(item.grad) for item in parameters if item.grad is not None and item.grad.numel()]
+        gradients = [local_part(item.grad) for item in parameters if item.grad is not None and item.grad.numel()]
         if gradients:
             norm = torch.stack([value.double() for value in torch._foreach_norm(gradients)]).norm()
             largest = torch.stack([value.double() for value in torch._foreach_norm(gradients, float("inf"))]).max()
@@ -49,7 +50,7 @@ def samples(groups: Groups) -> dict[str, Tensor]:
     """Return some elements of each group, copied: evenly spread ones of each parameter."""
     picked = {}
     for name, parameters in groups.items():
-        flat = [_local(parameter.detach()).reshape(-1) for parameter in parameters]
+        flat = [local_part(parameter.detach()).reshape(-1) for parameter in parameters]
         picked[name] = torch.cat([part[:: max(1, part.numel() // _SAMPLE)].double() for part in flat])
     return picked
 
@@ -75,7 +76,3 @@ def _note_largest(largest: dict[str, Tensor], name: str, part: nn.Module, args: 
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
             value = tensor.detach().abs().amax().float()
             largest[name] = torch.maximum(largest.get(name, value), value)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

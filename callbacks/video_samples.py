@@ -8,7 +8,7 @@ from jaxtyping import UInt8
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_dalle.callbacks.generation_callback import GenerationCallback
+from lightning_dalle.callbacks.captions_callback import CaptionsCallback
 from lightning_dalle.evaluation.clip_logging import clip_grid, log_clip
 from lightning_dalle.evaluation.clip_writing import CLIP_SUFFIXES
 from lightning_dalle.evaluation.motion import frame_difference
@@ -18,7 +18,7 @@ MAX_CLIPS_AT_ONCE = 64
 """Clips of one call of `generate`, or of one caption if it has more."""
 
 
-class VideoSamples(GenerationCallback):
+class VideoSamples(CaptionsCallback):
     """Draws clips of fixed captions and logs them as one clip, a caption a row.
 
     At the end of a validation, test or prediction run; W&B gets an encoded file, other loggers have it in their folder.
@@ -54,11 +54,7 @@ class VideoSamples(GenerationCallback):
         generate_options: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(every_n_validations, generate_options, seed)
-        if isinstance(captions, str):
-            raise TypeError(f"captions ({captions!r}) must be a sequence of strings; put one caption into a list")
-        if not captions:
-            raise ValueError("captions (none) must hold at least one caption")
+        super().__init__(captions, every_n_validations, generate_options, seed)
         if num_candidates < 1:
             raise ValueError(f"num_candidates ({num_candidates}) must be at least 1")
         if suffix not in CLIP_SUFFIXES:
@@ -67,7 +63,6 @@ class VideoSamples(GenerationCallback):
             require("av", "video")
         if frame_rate <= 0:
             raise ValueError(f"frame_rate ({frame_rate}) must be above 0, such as 8 frames a second")
-        self.captions = tuple(captions)
         self.num_candidates = num_candidates
         self.frame_rate = frame_rate
         self.suffix = suffix
@@ -99,24 +94,11 @@ class VideoSamples(GenerationCallback):
         """Measure the motion of the data."""
         self._measure(batch)
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw, if it is time."""
-        if self._is_turn:
-            self._draw(trainer, pl_module, "val")
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw."""
-        self._draw(trainer, pl_module, "test")
-
-    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw."""
-        self._draw(trainer, pl_module, "predict")
-
     def _measure(self, batch: Any) -> None:
         if isinstance(batch, Mapping) and "video" in batch:
             self._data_motion.append(frame_difference(batch["video"]))
 
-    def _draw(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def _take_turn(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         with self._sampling(trainer, pl_module):
             own = torch.cat(self._own_clips(trainer, pl_module))
             self.clips = self._gather_shares(trainer, own, len(self.captions))

@@ -10,7 +10,7 @@ from jaxtyping import UInt8
 from lightning_dalle.data.animated_emoji_archive import fetch_animated_emoji, load_animated_emoji
 from lightning_dalle.data.captioned_video_data_module import CaptionedVideoDataModule
 from lightning_dalle.data.name_split_data_module import NameSplitDataModule
-from lightning_dalle.data.split_by_name import validation_mask
+from lightning_dalle.data.split_by_name import split_indices
 
 
 class ClipArraySource:
@@ -72,10 +72,7 @@ class AnimatedEmoji(NameSplitDataModule, CaptionedVideoDataModule):
     def _load(self) -> dict[str, ClipArraySource]:
         emoji = load_animated_emoji(self.frames, self.height, self.width, self.cache)
         self._skipped = emoji.skipped
-        validation = validation_mask(emoji.captions, self.val_share)
-        masks = {"train": ~validation, "val": validation, "all": np.ones_like(validation)}
-        chosen = {split: np.flatnonzero(mask) for split, mask in masks.items()}
         return {
             split: ClipArraySource(emoji.clips[indices], [emoji.captions[index] for index in indices])
-            for split, indices in chosen.items()
+            for split, indices in split_indices(emoji.captions, self.val_share).items()
         }

@@ -9,7 +9,7 @@ from jaxtyping import UInt8
 from lightning_dalle.data.captioned_image_data_module import CaptionedImageDataModule
 from lightning_dalle.data.name_split_data_module import NameSplitDataModule
 from lightning_dalle.data.open_moji_pictures import load_open_moji
-from lightning_dalle.data.split_by_name import validation_mask
+from lightning_dalle.data.split_by_name import split_indices
 
 
 class ArraySource:
@@ -66,10 +66,7 @@ class OpenMoji(NameSplitDataModule, CaptionedImageDataModule):
 
     def _load(self) -> dict[str, ArraySource]:
         images, captions = load_open_moji(self.render_size, self.cache)
-        validation = validation_mask(captions, self.val_share)
-        masks = {"train": ~validation, "val": validation, "all": np.ones_like(validation)}
-        chosen = {split: np.flatnonzero(mask) for split, mask in masks.items()}
         return {
             split: ArraySource(images[indices], [captions[index] for index in indices])
-            for split, indices in chosen.items()
+            for split, indices in split_indices(captions, self.val_share).items()
         }

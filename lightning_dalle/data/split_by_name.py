@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 
 def hash_unit(text: str) -> float:
@@ -26,6 +26,17 @@ def validation_mask(names: Sequence[str], val_share: float) -> Bool[np.ndarray, 
     mask[hashes.argmin()] = True
     mask[hashes.argmax()] = False
     return mask
+
+
+def split_indices(names: Sequence[str], val_share: float) -> dict[str, Int[np.ndarray, " samples"]]:
+    """Places of the samples of `train`, `val`, and `all`, both together, in their order.
+
+    Raises:
+        ValueError: there are fewer than two samples.
+    """
+    validation = validation_mask(names, val_share)
+    masks = {"train": ~validation, "val": validation, "all": np.ones_like(validation)}
+    return {split: np.flatnonzero(mask) for split, mask in masks.items()}
 
 
 def check_val_share(val_share: float) -> float:

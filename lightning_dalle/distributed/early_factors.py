@@ -9,6 +9,7 @@ from torch.distributed import Work
 from torch.distributed.tensor import DTensor
 
 from lightning_dalle.distributed.powersgd import PowerSGD
+from lightning_dalle.ops.local_part import local_part
 
 
 class EarlyFactors:
@@ -74,7 +75,7 @@ class EarlyFactors:
 
     def _send(self, place: int) -> None:
         gradient = self._parameters[place].grad
-        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        local = None if gradient is None else local_part(gradient)
         factor = self._compressor.first_factor(self._matrices[place], local).contiguous()
         size = self._compressor.group.size()
         work = distributed.all_reduce(factor.div_(size), group=self._compressor.group, async_op=True)

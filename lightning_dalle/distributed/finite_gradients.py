@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed.tensor import DTensor
 
 from lightning_dalle.ops.finite import finite_flag
+from lightning_dalle.ops.local_part import local_part
 
 
 def groups_finite_on_all_ranks(
@@ -21,12 +21,8 @@ def groups_finite_on_all_ranks(
     Args:
         device: Where the flags travel, one that the process group's backend serves.
     """
-    local = [finite_flag([_local(gradient) for gradient in group], device) for group in groups]
+    local = [finite_flag([local_part(gradient) for gradient in group], device) for group in groups]
     flags = torch.stack(local).to(torch.int32) if local else torch.ones(0, dtype=torch.int32, device=device)
     if distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(flags, op=distributed.ReduceOp.MIN, group=process_group)
     return [bool(flag) for flag in flags.tolist()]
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -12,6 +12,7 @@ from lightning_dalle.distributed.plain_gradients import average_plain_gradients
 from lightning_dalle.distributed.powersgd import PowerSGD
 from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
 from lightning_dalle.ops.finite import all_finite
+from lightning_dalle.ops.local_part import local_part
 
 
 class ShardedGradients:
@@ -79,7 +80,7 @@ class ShardedGradients:
             if parameter.grad is None:
                 parameter.grad = like_parameter(residual, parameter)
             else:
-                _local(parameter.grad).add_(residual)
+                local_part(parameter.grad).add_(residual)
         self._holds_residuals = True
 
     def begin_last_backward(self) -> None:
@@ -103,7 +104,7 @@ class ShardedGradients:
             Whether there are gradients to step with.
         """
         self._holds_residuals = False
-        gradients = [None if part.grad is None else _local(part.grad) for part in self.sharded.values()]
+        gradients = [None if part.grad is None else local_part(part.grad) for part in self.sharded.values()]
         factors = None if self._early is None else self._early.take()
         reduction = self.compressor.reduce(gradients, measure, factors)
         squares = sum(self._gather_over_shards(reduction.squared_norm)) + average_plain_gradients(self._plain)
@@ -141,7 +142,7 @@ class ShardedGradients:
         if not self._holds_residuals:
             return self.compressor.residuals.peek(place)
         gradient = list(self.sharded.values())[place].grad
-        return None if gradient is None else _local(gradient)
+        return None if gradient is None else local_part(gradient)
 
     def close(self) -> None:
         """Leave the parameters as they were."""
@@ -152,13 +153,13 @@ class ShardedGradients:
         self.compressor.reject(gradients)
         self.skipped_steps += 1
         for parameter in (*self.sharded.values(), *self._plain):
-            is_healthy = parameter.grad is None or all_finite([_local(parameter.grad)])
+            is_healthy = parameter.grad is None or all_finite([local_part(parameter.grad)])
             if is_healthy or not keep_spoiled:
                 parameter.grad = None
 
     def _local_gradients(self) -> list[Tensor]:
         parameters = (*self.sharded.values(), *self._plain)
-        return [_local(part.grad) for part in parameters if part.grad is not None]
+        return [local_part(part.grad) for part in parameters if part.grad is not None]
 
     def _gather_over_shards(self, value: Tensor) -> list[Tensor]:
         """The value of each shard; added in one order, so that no machine clips by another norm than the others."""
@@ -179,7 +180,3 @@ def like_parameter(local: Tensor, parameter: DTensor) -> DTensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
 
+from lightning_dalle.models.initialisation import draw_normal_weights
 from lightning_dalle.ops.attention import attend
 from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
 from lightning_dalle.ops.key_value_cache import KeyValueCache
@@ -157,13 +158,7 @@ class SparseTransformer(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws N(0, 0.02) weights; those that end a residual block are divided by sqrt(2 * depth). Biases become 0."""
-        for module in self.modules():
-            if isinstance(module, nn.Embedding | nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-            if isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
+        draw_normal_weights(self)
         for module in self.modules():
             if isinstance(module, TransformerLayer):
                 for projection in module.block_outputs():

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lightning_dalle.models.initialisation import draw_normal_weights
 from lightning_dalle.models.sparse_transformer import SparseTransformerConfig, TransformerLayer
 from lightning_dalle.ops.attention_pattern import AttentionPattern
 
@@ -43,6 +43,7 @@ class TextTower(nn.Module):
     """Layers of the text-to-image transformer, each token attending to all; padding is a learned token like any other.
 
     Example:
+        >>> import torch
         >>> TextTower(TextTowerConfig(text_tokens=5))(torch.ones(3, 5, dtype=torch.long)).shape
         torch.Size([3, 5, 128])
     """
@@ -58,16 +59,9 @@ class TextTower(nn.Module):
         self.final_norm = nn.LayerNorm(config.width)
         self.reset_parameters()
 
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws N(0, 0.02) weights; biases become 0."""
-        for module in self.modules():
-            if isinstance(module, nn.Embedding | nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-            if isinstance(module, nn.LayerNorm):
-                module.reset_parameters()
+        draw_normal_weights(self)
 
     def forward(self, text_tokens: Int[Tensor, "batch text"]) -> Float[Tensor, "batch text width"]:
         """Features of each token, normalised."""

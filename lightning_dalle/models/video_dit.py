@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
+from lightning_dalle.models.initialisation import draw_normal_weights
 from lightning_dalle.models.video_blocks import VideoBlock, VideoTrunk, modulated_norm, select_rows
 from lightning_dalle.ops.packed_segments import PackedSegments
 from lightning_dalle.ops.patchify import Grid, patchify, token_grid, unpatchify
@@ -116,12 +117,7 @@ class VideoDiT(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draws N(0, 0.02) weights; biases, and what modulates, ends a block ungated or ends the network, become 0."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
-            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-                module.reset_parameters()
+        draw_normal_weights(self)
         for module in self.modules():
             if isinstance(module, VideoBlock):
                 nn.init.zeros_(module.modulation)

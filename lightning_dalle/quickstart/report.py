@@ -12,7 +12,7 @@ from lightning_dalle.quickstart import report_pictures
 from lightning_dalle.quickstart.curves import draw_panels
 from lightning_dalle.quickstart.figures import Figure
 from lightning_dalle.quickstart.results import Results
-from lightning_dalle.quickstart.settings import RunFolder
+from lightning_dalle.quickstart.settings import RunFolder, recipe_name
 
 STAGE_NAMES = {
     "tokenizer": "Tokenizer",
@@ -159,9 +159,8 @@ def _duration(seconds: float) -> str:
 
 def _settings(results: Results, machine: Mapping[str, str]) -> str:
     settings = results.settings
-    folder = settings["data"].replace("-", "_")
     recipes = "\n".join(
-        f"<details><summary>{STAGE_NAMES[stage]}: the recipe {folder}/{stage}.yaml</summary>"
+        f"<details><summary>{STAGE_NAMES[stage]}: the recipe {recipe_name(settings['data'], stage)}.yaml</summary>"
         f"<pre>{html.escape(text)}</pre>{_extra(settings['extra'].get(stage, []))}</details>"
         for stage, text in settings["recipes"].items()
     )

@@ -111,12 +111,17 @@ class Settings:
 
     def recipe(self, stage: str) -> Path:
         """The recipe file of a stage of training."""
-        return find_recipe(f"{self.data.replace('-', '_')}/{stage}")
+        return find_recipe(recipe_name(self.data, stage))
 
     def as_mapping(self) -> dict[str, Any]:
         """Settings with the recipes' text, as they are compared and kept."""
         recipes = {stage: self.recipe(stage).read_text(encoding="utf-8") for stage in self.trained_stages}
         return {**dataclasses.asdict(self), "recipes": recipes}
+
+
+def recipe_name(data: str, stage: str) -> str:
+    """The name that `--config` takes."""
+    return f"{data.replace('-', '_')}/{stage}"
 
 
 class RunFolder:
