@@ -39,12 +39,13 @@ class AttentionTiles:
         """The keys of all tiles, as a view, which overlaps itself where tiles share keys."""
         return self._view(tensor, self.key_start, self.num_keys, -2)
 
-    def add_to_keys(self, total: Shaped[Tensor, "..."], tiles: Shaped[Tensor, "tiles ..."]) -> None:
-        """Adds what belongs to each tile's keys, piece by piece such that no piece overlaps itself."""
+    def key_pieces(self, tensor: Shaped[Tensor, "..."]) -> list[Shaped[Tensor, "tiles ..."]]:
+        """The keys of all tiles piece by piece, such that no piece overlaps itself: what can be added to in place."""
         piece = self.num_keys if self.step == 1 else self.step
-        for start in range(0, self.num_keys, piece):
-            length = min(piece, self.num_keys - start)
-            self._view(total, self.key_start + start, length, -2).add_(tiles[..., start : start + length, :])
+        return [
+            self._view(tensor, self.key_start + start, min(piece, self.num_keys - start), -2)
+            for start in range(0, self.num_keys, piece)
+        ]
 
     def _view(self, tensor: Tensor, start: int, length: int, dim: int) -> Tensor:
         size, stride = list(tensor.shape), list(tensor.stride())

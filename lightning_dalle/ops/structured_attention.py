@@ -1,9 +1,12 @@
 """Attention that computes only what a pattern shows: the text block once, then tiles of the image grid.
 
 Every block is attended by itself and joined to the others by its log-sum-exp, in one autograd function. It keeps what a
-fused dense kernel keeps: query, key, value, output and log-sum-exp.
+fused dense kernel keeps: query, key, value, output and log-sum-exp. Tiles are views of these, and a call takes a few of
+them: on the CPU, filling fresh memory costs as much as the arithmetic of small tiles.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +24,10 @@ from lightning_dalle.ops.block_attention import (
     attend_block_backward,
     share_of_second,
 )
+from lightning_dalle.ops.tile_gradients import add_shares, add_tile_gradients
+
+# Elements of the queries that one call takes on the CPU: a megabyte of float32.
+_CALL_ELEMENTS = 2**18
 
 
 class StructuredAttention(torch.autograd.Function):
@@ -31,17 +38,19 @@ class StructuredAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, pattern: AttentionPattern, dropout: float, seed: int
     ) -> Tensor:
         """Attends block by block, each weighed by its share of the softmax."""
-        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        query, key, value = (_dense_in_heads(part) for part in (query, key, value))
         ctx.pattern, ctx.dropout, ctx.seed = pattern, dropout, seed
         first, *others = tiles_of(pattern)
-        output, log_sum_exp = (part.squeeze(0) for part in _attend_tiles(ctx, first, query, key, value))
+        keys, values = (first.keys(part).squeeze(0) for part in (key, value))
+        output, log_sum_exp = attend_block(query, keys, values, mask=_mask_of_first(ctx, first, query))
         for tiles in others:
-            part, part_log_sum_exp = _attend_tiles(ctx, tiles, query, key, value)
-            total = tiles.queries(log_sum_exp, dim=-1)
-            tiles.queries(output).lerp_(part, share_of_second(total, part_log_sum_exp).to(part.dtype))
-            total.copy_(torch.logaddexp(total, part_log_sum_exp))
-        # Batch and heads of contiguous tensors fold into one dimension.
-        ctx.save_for_backward(query, key, value, output, log_sum_exp.contiguous())
+            views = tiles.queries(query), tiles.keys(key), tiles.keys(value)
+            totals = tiles.queries(output), tiles.queries(log_sum_exp, dim=-1)
+            for mask, (*parts, outputs, total) in _calls(ctx, tiles, *views, *totals):
+                part, part_log_sum_exp = attend_block(*parts, mask=mask)
+                outputs.lerp_(part, share_of_second(total, part_log_sum_exp).to(part.dtype))
+                total.copy_(torch.logaddexp(total, part_log_sum_exp))
+        ctx.save_for_backward(query, key, value, output, log_sum_exp)
         return output
 
     @staticmethod
@@ -49,65 +58,88 @@ class StructuredAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Adds up the blocks' shares, each computed with the log-sum-exp of the whole."""
         query, key, value, output, log_sum_exp = ctx.saved_tensors
-        saved = (grad_output.contiguous(), query, key, value, output.contiguous(), log_sum_exp)
-        grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
+        grad_output = _dense_in_heads(grad_output)
         first, *others = tiles_of(ctx.pattern)
-        grad_query = _backward_tiles(ctx, first, saved, grad_key, grad_value).squeeze(0)
+        keys, values = (first.keys(part).squeeze(0) for part in (key, value))
+        inputs = grad_output, query, keys, values, output, log_sum_exp
+        grad_query, *shares = attend_block_backward(*inputs, mask=_mask_of_first(ctx, first, query))
+        grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
+        for total, share in zip((grad_key, grad_value), shares, strict=True):
+            first.keys(total).squeeze(0).copy_(share)
         for tiles in others:
-            tiles.queries(grad_query).add_(_backward_tiles(ctx, tiles, saved, grad_key, grad_value))
+            of_queries = tiles.queries(grad_output), tiles.queries(query)
+            of_result = tiles.queries(output), tiles.queries(log_sum_exp, dim=-1)
+            views = *of_queries, tiles.keys(key), tiles.keys(value), *of_result
+            totals = tiles.queries(grad_query), *tiles.key_pieces(grad_key), *tiles.key_pieces(grad_value)
+            if query.device.type == "cpu" and ctx.dropout == 0:
+                add_tile_gradients(views, totals, _additive_mask(ctx.pattern, tiles, query))
+                continue
+            for mask, parts in _calls(ctx, tiles, *views, *totals):
+                add_shares(parts[len(views) :], attend_block_backward(*parts[: len(views)], mask=mask))
         return grad_query, grad_key, grad_value, None, None, None
 
 
-def _attend_tiles(ctx: Any, tiles: AttentionTiles, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Each tile's own attention and log-sum-exp, tiles first."""
-    inputs = (_fold(part) for part in (tiles.queries(query), tiles.keys(key), tiles.keys(value)))
-    output, log_sum_exp = attend_block(*inputs, mask=_mask(ctx, tiles, query))
-    return _unfold(output, tiles, query), _unfold(log_sum_exp, tiles, query)
+def _dense_in_heads(tensor: Tensor) -> Tensor:
+    """What kernels and tiles take: any strides but along `head_dim`."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _backward_tiles(
-    ctx: Any, tiles: AttentionTiles, saved: tuple[Tensor, ...], grad_key: Tensor, grad_value: Tensor
-) -> Tensor:
-    """Adds the tiles' shares to the gradients of all keys and values, and gives those of their queries, tiles first."""
-    grad_output, query, key, value, output, log_sum_exp = saved
-    of_queries = (tiles.queries(grad_output), tiles.queries(query))
-    of_result = (tiles.queries(output), tiles.queries(log_sum_exp, dim=-1))
-    inputs = (_fold(part) for part in (*of_queries, tiles.keys(key), tiles.keys(value), *of_result))
-    shares = attend_block_backward(*inputs, mask=_mask(ctx, tiles, query))
-    grad_queries, grad_keys, grad_values = (_unfold(share, tiles, query) for share in shares)
-    tiles.add_to_keys(grad_key, grad_keys)
-    tiles.add_to_keys(grad_value, grad_values)
-    return grad_queries
+def _calls(ctx: Any, tiles: AttentionTiles, *views: Tensor) -> Iterator[tuple[BlockMask, Sequence[Tensor]]]:
+    """The masks and the parts of views [tiles, batch, heads, ...] that one call after another takes."""
+    queries = views[0]
+    mask = _mask(ctx, tiles, queries)
+    factors = (_dropout_factors(ctx, tiles, queries),) if ctx.dropout else ()
+    size = max(1, _CALL_ELEMENTS // queries[0, 0].numel())
+    for parts in zip(*(_parts(view, size) for view in (*views, *factors)), strict=True):
+        if ctx.dropout:
+            mask = replace(mask, dropout_factors=parts[-1])
+        yield mask, parts[: len(views)]
 
 
-def _fold(tiles: Tensor) -> Tensor:
-    """[tiles, batch, heads, ...] as the four dimensions of a kernel; of contiguous tensors it is a view."""
-    return tiles.squeeze(0) if len(tiles) == 1 else tiles.flatten(1, 2)
+def _parts(view: Tensor, size: int) -> list[Tensor]:
+    """Four dimensions for the fused kernel, of which the first has at most `size`; other devices take all at once."""
+    if view.device.type != "cpu":
+        return [view]
+    of_tiles = view.unbind(0 if view.shape[0] < view.shape[1] else 1)
+    return [part for each in of_tiles for part in each.split(size)]
 
 
-def _unfold(folded: Tensor, tiles: AttentionTiles, like: Tensor) -> Tensor:
-    return folded.unsqueeze(0) if tiles.count == 1 else folded.unflatten(1, like.shape[:2])
+def _mask_of_first(ctx: Any, first: AttentionTiles, query: Tensor) -> BlockMask:
+    """The first tile is one call: all queries, in four dimensions."""
+    factors = _dropout_factors(ctx, first, query.unsqueeze(0)).squeeze(0) if ctx.dropout else None
+    return replace(_mask(ctx, first, query), dropout_factors=factors)
 
 
-def _mask(ctx: Any, tiles: AttentionTiles, query: Tensor) -> BlockMask:
-    additive = _additive_mask(ctx.pattern, tiles, query) if tiles.shown == "pattern" else None
-    causal = tiles.shown == "causal"
-    if ctx.dropout == 0:
-        return BlockMask(additive, causal)
-    batch, heads, length, _ = query.shape
-    sequences = torch.arange(batch * heads, device=query.device).view(1, batch, heads, 1, 1)
-    positions = torch.arange(length, device=query.device).view(1, 1, length, 1)
+def _mask(ctx: Any, tiles: AttentionTiles, like: Tensor) -> BlockMask:
+    additive = _additive_mask(ctx.pattern, tiles, like) if tiles.shown == "pattern" else None
+    return BlockMask(additive, tiles.shown == "causal")
+
+
+def _dropout_factors(ctx: Any, tiles: AttentionTiles, queries: Tensor) -> Tensor:
+    """Factors [tiles, batch, heads, queries, keys]."""
+    batch, heads = queries.shape[1:3]
+    sequences = torch.arange(batch * heads, device=queries.device).view(1, batch, heads, 1, 1)
+    positions = torch.arange(ctx.pattern.length, device=queries.device).view(1, 1, -1, 1)
     pairs = tiles.queries(positions), tiles.keys(positions).mT
-    return BlockMask(additive, causal, _fold(dropout_factors(ctx.dropout, ctx.seed, sequences, *pairs, query.dtype)))
+    return dropout_factors(ctx.dropout, ctx.seed, sequences, *pairs, queries.dtype)
 
 
 def _additive_mask(pattern: AttentionPattern, tiles: AttentionTiles, like: Tensor) -> Tensor:
-    first_key = tiles.key_start + pattern.reach - tiles.query_start
-    mask = _additive_window_mask(pattern, like.device, like.dtype)
-    return mask[:, :, : tiles.num_queries, first_key : first_key + tiles.num_keys]
+    """What the pattern shows of each of the tiles, [1, 1, queries, keys]."""
+    if tiles.shown == "pattern":
+        first_key = tiles.key_start + pattern.reach - tiles.query_start
+        mask = _additive_window_mask(pattern, like.device, like.dtype)
+        return mask[:, :, : tiles.num_queries, first_key : first_key + tiles.num_keys]
+    return _additive_causal_mask(tiles.num_queries, like.device, like.dtype)
 
 
 @lru_cache(maxsize=32)
 def _additive_window_mask(pattern: AttentionPattern, device: torch.device, dtype: torch.dtype) -> Tensor:
     mask = additive_mask(window_mask(pattern, device), dtype)
+    return mask.view(1, 1, *mask.shape)
+
+
+@lru_cache(maxsize=32)
+def _additive_causal_mask(length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    mask = additive_mask(torch.ones(length, length, dtype=torch.bool, device=device).tril_(), dtype)
     return mask.view(1, 1, *mask.shape)
