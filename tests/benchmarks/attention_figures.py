@@ -26,7 +26,7 @@ class AttentionSizes:
     head_dim: int = 64
     grids: tuple[int, ...] = (32, 64)
     growth: tuple[int, ...] = (16, 32, 48, 64)
-    rounds: int = 7
+    rounds: int = 11
 
 
 class LayerAttention:
@@ -37,13 +37,21 @@ class LayerAttention:
         shape = (sizes.batch, length, 3, sizes.num_heads, sizes.head_dim)
         self._projected = torch.randn(shape, generator=generator).requires_grad_()
         self._grad_output = torch.randn(sizes.batch, length, sizes.num_heads * sizes.head_dim, generator=generator)
+        self._separate = tuple(part.detach().contiguous().requires_grad_() for part in self._query_key_value())
+        self._grad_separate = torch.randn(self._separate[0].shape, generator=generator)
 
     def forward(self, attention: Attention) -> Tensor:
-        query, key, value = self._projected.permute(2, 0, 3, 1, 4).unbind(0)
-        return attention(query, key, value).transpose(1, 2).flatten(2)
+        return attention(*self._query_key_value()).transpose(1, 2).flatten(2)
+
+    def _query_key_value(self) -> tuple[Tensor, ...]:
+        return self._projected.permute(2, 0, 3, 1, 4).unbind(0)
 
     def forward_and_backward(self, attention: Attention) -> None:
         torch.autograd.grad(self.forward(attention), self._projected, self._grad_output)
+
+    def alone(self, attention: Attention) -> None:
+        """Without what splits a projection and joins its gradients, which costs every way of attention the same."""
+        torch.autograd.grad(attention(*self._separate), self._separate, self._grad_separate)
 
     def saved_bytes(self, attention: Attention) -> int:
         saved: list[int] = []
@@ -61,8 +69,21 @@ def layer_table(sizes: AttentionSizes) -> Table:
     table = Table(
         "Attention of one layer, forward and backward",
         f"Text {sizes.text_length}, {sizes.num_heads} heads of {sizes.head_dim}, batch {sizes.batch}, fp32. Dense is "
-        "`scaled_dot_product_attention`, and faster is against its faster way. Saved: MB kept for the backward pass.",
-        ("grid", "pattern", "ms", "dense causal ms", "dense masked ms", "faster", "goal", "saved", "dense saved"),
+        "`scaled_dot_product_attention`, and faster is against its faster way. Alone: of separate query, key and "
+        "value, against causal; the other columns hold the split of a projection and the join of its gradients too. "
+        "Saved: MB kept for the backward pass.",
+        (
+            "grid",
+            "pattern",
+            "ms",
+            "dense causal ms",
+            "dense masked ms",
+            "faster",
+            "alone",
+            "goal",
+            "saved",
+            "dense saved",
+        ),
     )
     for grid in sizes.grids:
         for kind in SPARSE_KINDS:
@@ -78,9 +99,9 @@ def _layer_row(sizes: AttentionSizes, pattern: AttentionPattern) -> tuple[str, .
         "causal": partial(scaled_dot_product_attention, is_causal=True),
         "masked": partial(scaled_dot_product_attention, attn_mask=mask),
     }
-    seconds = interleaved_medians(
-        {name: partial(layer.forward_and_backward, attention) for name, attention in attentions.items()}, sizes.rounds
-    )
+    works = {name: partial(layer.forward_and_backward, attention) for name, attention in attentions.items()}
+    alone = {f"{name} alone": partial(layer.alone, attentions[name]) for name in ("structured", "causal")}
+    seconds = interleaved_medians(works | alone, sizes.rounds)
     dense = min(seconds["causal"], seconds["masked"])
     saved = [f"{layer.saved_bytes(attentions[name]) / 1e6:.1f}" for name in ("structured", "causal")]
     return (
@@ -88,6 +109,7 @@ def _layer_row(sizes: AttentionSizes, pattern: AttentionPattern) -> tuple[str, .
         pattern.kind,
         *(milliseconds(seconds[name]) for name in attentions),
         times_faster(dense, seconds["structured"]),
+        times_faster(seconds["causal alone"], seconds["structured alone"]),
         GOALS.get(pattern.width, {}).get(pattern.kind, ""),
         *saved,
     )
