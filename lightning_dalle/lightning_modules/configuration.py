@@ -2,7 +2,8 @@
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 Config = TypeVar("Config")
@@ -39,6 +40,41 @@ def as_config(config_class: type[Config], value: Config | Mapping[str, Any], arg
     nested = {name: types[name] for name in value if dataclasses.is_dataclass(types[name])}
     converted = {name: as_config(kind, value[name], f"{argument}.{name}") for name, kind in nested.items()}
     return config_class(**{**value, **converted})
+
+
+def check_ranges(
+    config: object,
+    *,
+    positive: Iterable[str] = (),
+    not_negative: Iterable[str] = (),
+    decays: Iterable[str] = (),
+    shares: Iterable[str] = (),
+    choices: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> None:
+    """Refuse fields that are out of range, for the checks of a configuration when it is made.
+
+    Args:
+        positive: Names of fields above 0.
+        not_negative: Of fields of at least 0.
+        decays: Of fields in [0, 1), such as the betas of Adam.
+        shares: Of fields in [0, 1].
+        choices: Of fields that are one of a few strings, with these.
+
+    Raises:
+        ValueError: That names the first such field, its value and what it may be. What is no number is out of range.
+    """
+    for names, range_name, holds in (
+        (positive, "positive", lambda value: value > 0),
+        (not_negative, "at least 0", lambda value: value >= 0),
+        (decays, "in [0, 1)", lambda value: 0 <= value < 1),
+        (shares, "in [0, 1]", lambda value: 0 <= value <= 1),
+    ):
+        for name in names:
+            if not holds(getattr(config, name)):
+                raise ValueError(f"{name} ({getattr(config, name)}) must be {range_name}")
+    for name, known in choices.items():
+        if getattr(config, name) not in known:
+            raise ValueError(f"{name} ({getattr(config, name)!r}) must be {' or '.join(map(repr, known))}")
 
 
 def _check_plain_type(value: object, expected: Any, argument: str) -> None:

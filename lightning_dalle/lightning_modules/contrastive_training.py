@@ -8,6 +8,7 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from lightning_dalle.lightning_modules.configuration import check_ranges
 from lightning_dalle.lightning_modules.text_to_image_training import cosine_factor
 
 
@@ -34,15 +35,12 @@ class ContrastiveTraining:
     weight_decay: float = 0.2
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "epsilon"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be positive")
-        for name in ("warmup_updates", "weight_decay"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1)")
+        check_ranges(
+            self,
+            positive=("learning_rate", "epsilon"),
+            not_negative=("warmup_updates", "weight_decay"),
+            decays=("beta1", "beta2"),
+        )
         if self.total_updates <= self.warmup_updates:
             raise ValueError(f"total_updates ({self.total_updates}) must exceed warmup_updates ({self.warmup_updates})")
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau
 
+from lightning_dalle.lightning_modules.configuration import check_ranges
 from lightning_dalle.models.sparse_transformer import SparseTransformer
 from lightning_dalle.ops.schedules import CosineSchedule
 from lightning_dalle.optim import AdamW16, muon_with_adamw
@@ -63,22 +64,24 @@ class TextToImageTraining:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("learning_rate", "plateau_interval", "epsilon"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be positive")
-        for name in ("warmup_updates", "plateau_patience", "plateau_halvings", "weight_decay", "kept_image_tokens"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1)")
-        for name in ("text_loss_weight", "caption_dropout", "image_token_noise"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1]")
-        choices = {"schedule": ("plateau", "cosine"), "optimizer": ("adamw", "muon"), "moments": ("32bit", "16bit")}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} ({getattr(self, name)!r}) must be {' or '.join(map(repr, known))}")
+        check_ranges(
+            self,
+            positive=("learning_rate", "plateau_interval", "epsilon"),
+            not_negative=(
+                "warmup_updates",
+                "plateau_patience",
+                "plateau_halvings",
+                "weight_decay",
+                "kept_image_tokens",
+            ),
+            decays=("beta1", "beta2"),
+            shares=("text_loss_weight", "caption_dropout", "image_token_noise"),
+            choices={
+                "schedule": ("plateau", "cosine"),
+                "optimizer": ("adamw", "muon"),
+                "moments": ("32bit", "16bit"),
+            },
+        )
         if (self.optimizer, self.moments) == ("muon", "16bit"):
             raise ValueError("moments ('16bit') are AdamW's; choose optimizer 'adamw', or moments '32bit'")
         if self.schedule == "plateau" and self.total_updates is not None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from lightning_dalle.lightning_modules.configuration import check_ranges
 from lightning_dalle.lightning_modules.text_to_image_training import cosine_factor
 from lightning_dalle.ops.flow_matching import TimestepDensity
 from lightning_dalle.optim import muon_with_adamw
@@ -54,22 +55,14 @@ class VideoDiTTraining:
         object.__setattr__(self, "clip_size", tuple(self.clip_size))
         if len(self.clip_size) != 3 or min(self.clip_size) < 1:
             raise ValueError(f"clip_size {self.clip_size} must be frames, height and width, each at least 1")
-        for name in ("learning_rate", "epsilon", "shift"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be positive")
-        for name in ("warmup_updates", "weight_decay"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be at least 0")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1)")
-        for name in ("caption_dropout", "first_frame_share"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} ({getattr(self, name)}) must be in [0, 1]")
-        if self.optimizer not in ("adamw", "muon"):
-            raise ValueError(f"optimizer ({self.optimizer!r}) must be 'adamw' or 'muon'")
-        if self.time_density not in get_args(TimestepDensity):
-            raise ValueError(f"time_density ({self.time_density!r}) must be one of {get_args(TimestepDensity)}")
+        check_ranges(
+            self,
+            positive=("learning_rate", "epsilon", "shift"),
+            not_negative=("warmup_updates", "weight_decay"),
+            decays=("beta1", "beta2"),
+            shares=("caption_dropout", "first_frame_share"),
+            choices={"optimizer": ("adamw", "muon"), "time_density": get_args(TimestepDensity)},
+        )
         if self.total_updates is not None and self.total_updates <= self.warmup_updates:
             raise ValueError(
                 f"total_updates ({self.total_updates}) must exceed warmup_updates ({self.warmup_updates}), "

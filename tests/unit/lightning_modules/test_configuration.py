@@ -1,13 +1,14 @@
 """Mappings as configurations."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from lightning_dalle.lightning_modules.configuration import as_config
+from lightning_dalle.lightning_modules.configuration import as_config, check_ranges
 
 
 @dataclass(frozen=True)
@@ -82,3 +83,39 @@ def test_a_value_of_another_plain_type_is_named(mapping: Mapping[str, Any], mess
 
 def test_a_whole_number_is_a_share_and_a_union_is_left_to_the_class() -> None:
     assert as_config(Plain, {"share": 1, "limit": None}, "plain") == Plain(share=1.0)
+
+
+@dataclass(frozen=True)
+class Ranges:
+    step: float = 1.0
+    decay: float = 0.0
+    beta: float = 0.0
+    share: float = 1.0
+    kind: str = "one"
+
+    def __post_init__(self) -> None:
+        check_ranges(
+            self,
+            positive=("step",),
+            not_negative=("decay",),
+            decays=("beta",),
+            shares=("share",),
+            choices={"kind": ("one", "two")},
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step": 0.0}, r"step \(0.0\) must be positive"),
+        ({"step": math.nan}, r"step \(nan\) must be positive"),
+        ({"decay": -1.0}, r"decay \(-1.0\) must be at least 0"),
+        ({"beta": 1.0}, r"beta \(1.0\) must be in \[0, 1\)"),
+        ({"share": 1.5}, r"share \(1.5\) must be in \[0, 1\]"),
+        ({"kind": "three"}, r"kind \('three'\) must be 'one' or 'two'"),
+    ],
+)
+def test_fields_out_of_range_are_named(changes: Mapping[str, Any], message: str) -> None:
+    Ranges()
+    with pytest.raises(ValueError, match=message):
+        Ranges(**changes)

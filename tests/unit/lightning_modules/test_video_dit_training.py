@@ -50,7 +50,7 @@ def test_weight_decay_spares_gains_biases_embeddings_and_what_is_frozen() -> Non
         ({"beta2": 1.0}, r"beta2 \(1.0\) must be in \[0, 1\)"),
         ({"caption_dropout": 1.5}, r"caption_dropout \(1.5\) must be in \[0, 1\]"),
         ({"first_frame_share": -0.5}, r"first_frame_share \(-0.5\)"),
-        ({"time_density": "normal"}, r"time_density \('normal'\) must be one of"),
+        ({"time_density": "normal"}, r"time_density \('normal'\) must be 'uniform' or 'logit_normal'"),
         ({"total_updates": 3}, r"total_updates \(3\) must exceed warmup_updates \(3\)"),
     ],
 )
