@@ -56,7 +56,10 @@ if TYPE_CHECKING:
     from lightning_dalle.models.video_dit import VideoDiT as VideoDiT, VideoDiTConfig as VideoDiTConfig
     from lightning_dalle.ops.attention_pattern import AttentionPattern as AttentionPattern
     from lightning_dalle.ops.rotary_grid import RotaryGridConfig as RotaryGridConfig
-    from lightning_dalle.ops.sequence_cut import sequence_mean as sequence_mean
+    from lightning_dalle.ops.sequence_cut import (
+        own_positions as own_positions,
+        sequence_mean as sequence_mean,
+    )
     from lightning_dalle.optim import AdamW16 as AdamW16
     from lightning_dalle.plugins import PerBlockGradientScaling as PerBlockGradientScaling
     from lightning_dalle.strategies import (
@@ -114,6 +117,7 @@ _MODULE_OF = {
     "VideoSamples": "lightning_dalle.callbacks",
     "export_checkpoint": "lightning_dalle.strategies",
     "load_openai": "lightning_dalle.models.openai_checkpoint",
+    "own_positions": "lightning_dalle.ops.sequence_cut",
     "sequence_mean": "lightning_dalle.ops.sequence_cut",
 }
 

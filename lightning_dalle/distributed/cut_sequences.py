@@ -101,9 +101,9 @@ class CutSequences:
         """Refuses a loss that is of this process's part alone.
 
         Raises:
-            RuntimeError: If the whole batch is cut, and no `sequence_mean` was taken in the last step.
+            RuntimeError: If nothing is joined, and no `sequence_mean` was taken in the last step.
         """
-        if self.plan.batch and not self.plan.outputs and "mean" not in self._used:
+        if not self.plan.outputs and "mean" not in self._used:
             raise RuntimeError(
                 f"{step} returned a loss of this process's positions alone; divide its sum by sequence_mean(total, "
                 "count), which also weighs processes with few labels rightly, or name outputs where the plan joins them"
@@ -120,6 +120,10 @@ class CutSequences:
             return {}
         self._used.add("cut")
         return {name: self._layout.shard(tensor, self.groups.rank, dims[name]) for name, tensor in tensors.items()}
+
+    def positions(self, length: int, device: torch.device | str) -> Tensor:
+        """This process's positions of a sequence."""
+        return self._layout_of(length).positions(self.groups.rank, device)
 
     def join(self, tensor: Tensor, dim: int) -> Tensor:
         """The whole of a tensor of the sequence that was cut last."""

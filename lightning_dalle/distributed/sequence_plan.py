@@ -11,10 +11,11 @@ BatchEntry = str | int
 class SequencePlan:
     """Which tensors are cut along which dimension, and which parts are joined again.
 
-    A module can be cut in two ways. Between `inputs` and `outputs`, say the first layer and the last, all else sees
-    whole sequences, and the loss needs no change. Or from the `batch` on; then positions and labels are entries that
-    are cut too, made of the whole sequence, and the loss is a `sequence_mean`. Attention is redirected where the module
-    calls `ops.attention.attend` or `torch.nn.functional.scaled_dot_product_attention`.
+    A module can be cut in three ways. Between `inputs` and `outputs`, say the first layer and the last, all else sees
+    whole sequences, and the loss needs no change. From `inputs` on, where nothing is joined; then the loss is a
+    `sequence_mean`, over the labels of `own_positions`. Or from the `batch` on; then positions and labels are entries
+    that are cut too, made of the whole sequence, and the loss is a `sequence_mean`. Attention is redirected where the
+    module calls `ops.attention.attend` or `torch.nn.functional.scaled_dot_product_attention`.
 
     Args:
         batch: Entries of each step's batch that are cut, and their dimension.
@@ -29,7 +30,7 @@ class SequencePlan:
         num_heads: Smallest number of heads of queries, keys or values, where it is known.
 
     Raises:
-        ValueError: If nothing is cut, or what is joined was not.
+        ValueError: If nothing is cut.
     """
 
     batch: Mapping[BatchEntry, int] = field(default_factory=dict)
@@ -46,7 +47,3 @@ class SequencePlan:
     def __post_init__(self) -> None:
         if not self.batch and not self.inputs:
             raise ValueError("batch and inputs are both empty, but one of them must name what is cut")
-        if self.inputs and not self.outputs and not self.batch:
-            raise ValueError(
-                f"inputs of {', '.join(self.inputs)} are cut, but outputs names no submodule where they are joined"
-            )

@@ -27,6 +27,7 @@ from lightning_dalle.lightning_modules.tokenizer_source import load_tokenizer
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
 from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
 from lightning_dalle.ops.keyed_generator import keyed_generator
+from lightning_dalle.ops.sequence_cut import sequence_mean
 from lightning_dalle.ops.token_noise import replace_tokens
 from lightning_dalle.ops.token_sampling import keyed_uniforms
 from lightning_dalle.sampling.autoregressive import decode_image_tokens
@@ -88,11 +89,10 @@ class TextToImageModule(LightningModule):
         return self.network.gradient_blocks()
 
     def sequence_plan(self) -> SequencePlan:
-        """Layers on parts of the sequence, for strategies that cut it; embeddings, heads and losses on the whole."""
+        """Layers, heads and losses on parts of the sequence, for strategies that cut it; embeddings of the whole."""
         config = self.network.config
         return SequencePlan(
             inputs={"network.layers.0": {"hidden": 1}},
-            outputs={f"network.layers.{config.depth - 1}": 1},
             length=config.pattern(0).length,
             num_heads=config.num_heads,
         )
@@ -186,9 +186,11 @@ class TextToImageModule(LightningModule):
             shown: The image tokens that the network sees, if others than those that it is asked for.
         """
         text_logits, image_logits = self.network(text_tokens, image_tokens if shown is None else shown)
-        text_sum = cross_entropy(text_logits.flatten(0, 1), text_tokens.flatten(), ignore_index=0, reduction="sum")
-        text_loss = text_sum / (text_tokens != 0).sum().clamp(min=1)
-        image_loss = cross_entropy(image_logits.flatten(0, 1), image_tokens.flatten())
+        text, image = self.network.own_tokens(text_tokens, image_tokens)
+        text_sum = cross_entropy(text_logits.flatten(0, 1), text.flatten(), ignore_index=0, reduction="sum")
+        text_loss = sequence_mean(text_sum, (text != 0).sum())
+        image_sum = cross_entropy(image_logits.flatten(0, 1), image.flatten(), reduction="sum")
+        image_loss = sequence_mean(image_sum, image_sum.new_tensor(image.numel(), dtype=torch.long))
         weight = self.training_config.text_loss_weight
         loss = weight * text_loss + (1 - weight) * image_loss
         losses = {f"{stage}/loss": loss, f"{stage}/text_loss": text_loss, f"{stage}/image_loss": image_loss}

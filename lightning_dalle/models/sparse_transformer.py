@@ -13,6 +13,7 @@ from lightning_dalle.models.initialisation import draw_normal_weights
 from lightning_dalle.ops.attention import attend
 from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
 from lightning_dalle.ops.key_value_cache import KeyValueCache
+from lightning_dalle.ops.sequence_cut import current_cut, own_positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +179,8 @@ class SparseTransformer(nn.Module):
     ) -> tuple[Float[Tensor, "batch text text_vocabulary"], Float[Tensor, "batch image image_vocabulary"]]:
         """Logits of every text token and every image token, each given all tokens before it.
 
+        Within `sequences_cut`, of the `own_tokens` alone, if the hidden states were cut before the first layer.
+
         Raises:
             ValueError: If a caption or an image has another number of tokens than the configuration says.
         """
@@ -189,9 +192,31 @@ class SparseTransformer(nn.Module):
                 hidden = checkpoint(layer, hidden, use_reentrant=False)
             else:
                 hidden = layer(hidden)
-        text_hidden = hidden[:, : self.config.text_tokens]
-        image_hidden = hidden[:, self.config.text_tokens + 1 : -1]
+        text_hidden, image_hidden = self._predicting(hidden)
         return self.text_head(self.final_norm(text_hidden)), self.image_head(self.final_norm(image_hidden))
+
+    def own_tokens(
+        self, text_tokens: Int[Tensor, "batch text"], image_tokens: Int[Tensor, "batch image"]
+    ) -> tuple[Int[Tensor, "batch own_text"], Int[Tensor, "batch own_image"]]:
+        """The tokens that `forward` gives logits of: all of them where sequences are whole."""
+        if current_cut() is None:
+            return text_tokens, image_tokens
+        positions = own_positions(self.config.pattern(0).length, text_tokens.device)
+        of_text, of_image = self._kinds(positions)
+        return text_tokens[:, positions[of_text]], image_tokens[:, positions[of_image] - self.config.text_tokens - 1]
+
+    def _predicting(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """States of the positions that predict a text token, and of those that predict an image token."""
+        if current_cut() is None:
+            # Views, where nothing has to be picked.
+            return hidden[:, : self.config.text_tokens], hidden[:, self.config.text_tokens + 1 : -1]
+        of_text, of_image = self._kinds(own_positions(self.config.pattern(0).length, hidden.device))
+        return hidden[:, of_text], hidden[:, of_image]
+
+    def _kinds(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether the token after each position is one of the text, and whether it is one of the image."""
+        before_image, last = self.config.text_tokens, self.config.pattern(0).length - 1
+        return positions < before_image, (positions > before_image) & (positions < last)
 
     def start_decoding(
         self, text_tokens: Int[Tensor, "batch text"], prime_tokens: Int[Tensor, "batch primed"] | None = None

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from jaxtyping import Float, Num
+import torch
+from jaxtyping import Float, Int, Num
 from torch import Tensor
 
 from lightning_dalle.ops.attention_pattern import AttentionPattern
@@ -24,6 +25,10 @@ class SequenceCut(Protocol):
         dropout_seed: int,
     ) -> Tensor:
         """Attention of the own positions to those of all processes."""
+        ...
+
+    def positions(self, length: int, device: torch.device | str) -> Tensor:
+        """The own positions of a sequence."""
         ...
 
     def mean(self, total: Tensor, count: Tensor) -> Tensor:
@@ -48,6 +53,12 @@ def sequences_cut(cut: SequenceCut | None) -> Iterator[None]:
         yield
     finally:
         _current.pop()
+
+
+def own_positions(length: int, device: torch.device | str = "cpu") -> Int[Tensor, " local"]:
+    """Positions of a sequence that this process holds, in their order: all of them where sequences are whole."""
+    cut = current_cut()
+    return torch.arange(length, device=device) if cut is None else cut.positions(length, device)
 
 
 def sequence_mean(total: Float[Tensor, "*shape"], count: Num[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:

@@ -2,13 +2,15 @@
 
 import dataclasses
 import os
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from lightning_dalle import ContextParallelStrategy, TextToImageModule
-from tests.distributed.toy_module import trainer_of, whole_state
+from tests.distributed.toy_module import trainer_of
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 from tests.unit.lightning_modules.tiny_text_to_image import NETWORK, TRAINING, loader, tiny_module
@@ -21,13 +23,24 @@ CASES: list[dict[str, Any]] = [
 ]
 
 LOSSES: list[float] = []
+LOGITS: dict[str, int] = {}
 
 
 class _Recorded(TextToImageModule):
     def training_step(self, *args: Any) -> Any:
+        handles = [
+            getattr(self.network, name).register_forward_hook(partial(_count_logits, name))
+            for name in ("text_head", "image_head")
+        ]
         loss = super().training_step(*args)
+        for handle in handles:
+            handle.remove()
         LOSSES.append(loss.item())
         return loss
+
+
+def _count_logits(name: str, _: nn.Module, args: Any, logits: Tensor) -> None:
+    LOGITS[name] = logits.shape[1]
 
 
 def _fit(strategy: Any, devices: int) -> dict[str, Any]:
@@ -42,7 +55,7 @@ def _fit(strategy: Any, devices: int) -> dict[str, Any]:
     trainer.fit(module, loader(5), loader(1))
     validated = float(trainer.callback_metrics["val/loss"])
     predicted: Any = trainer.predict(module, loader(1))
-    return {"losses": list(LOSSES), "validated": validated, "predicted": predicted[0], "state": whole_state(module)}
+    return {"losses": list(LOSSES), "validated": validated, "predicted": predicted[0], "logits": dict(LOGITS)}
 
 
 def _fit_on_rank(rank: int) -> list[dict[str, Any]]:
@@ -52,8 +65,15 @@ def _fit_on_rank(rank: int) -> list[dict[str, Any]]:
 
 def test_text_to_image_trains_as_on_one_process() -> None:
     expected = _fit("auto", 1)
-    for answers in run_ranks(_fit_on_rank, 2, timeout=120):
+    by_rank = run_ranks(_fit_on_rank, 2, timeout=120)
+    for answers in by_rank:
         for answer in answers:
             assert answer["losses"] == pytest.approx(expected["losses"], abs=1e-5)
             assert answer["validated"] == pytest.approx(expected["validated"], abs=1e-5)
             assert torch.equal(answer["predicted"], expected["predicted"])
+    # Each position's logits are computed by one rank.
+    for first, second in zip(*by_rank, strict=True):
+        sums = {name: number + second["logits"][name] for name, number in first["logits"].items()}
+        assert sums == expected["logits"] == {"text_head": NETWORK.text_tokens, "image_head": NETWORK.image_tokens}
+        assert first["logits"]["image_head"] > 0
+        assert second["logits"]["image_head"] > 0

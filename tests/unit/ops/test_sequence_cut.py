@@ -1,16 +1,19 @@
-"""Means over whole sequences, and the place where a cut takes them over."""
+"""Means over whole sequences, positions of a process, and the place where a cut takes them over."""
 
 import torch
 from torch import Tensor
 
 from lightning_dalle.ops.attention import attend
 from lightning_dalle.ops.attention_pattern import AttentionPattern
-from lightning_dalle.ops.sequence_cut import current_cut, sequence_mean, sequences_cut
+from lightning_dalle.ops.sequence_cut import current_cut, own_positions, sequence_mean, sequences_cut
 
 
 class _Recorder:
     def attend(self, query: Tensor, *_: object) -> Tensor:
         return torch.zeros_like(query)
+
+    def positions(self, length: int, device: torch.device | str) -> Tensor:
+        return torch.arange(0, length, 2, device=device)
 
     def mean(self, total: Tensor, count: Tensor) -> Tensor:
         return total + count
@@ -31,7 +34,9 @@ def test_a_cut_takes_over_until_sequences_are_whole_again() -> None:
         assert current_cut() is cut
         assert not attend(query[:, :, :4], query[:, :, :4], query[:, :, :4], pattern).any()
         assert float(sequence_mean(torch.tensor(4.0), torch.tensor(2))) == 6
+        assert own_positions(5).tolist() == [0, 2, 4]
         with sequences_cut(None):
             assert attend(query, query, query, pattern).all()
             assert float(sequence_mean(torch.tensor(4.0), torch.tensor(2))) == 2
+            assert own_positions(5).tolist() == [0, 1, 2, 3, 4]
     assert current_cut() is None
