@@ -37,6 +37,7 @@ CASES: dict[int, list[Case]] = {
         ({"context_size": 2, "shard_size": 2, "powersgd": FULL_RANK}, LayerCut, {}, ACCUMULATED),
         ({"context_size": 2, "shard_size": 4}, LayerCut, {}, {}),
     ],
+    8: [({"context_size": 4, "shard_size": 4, "powersgd": FULL_RANK}, LayerCut, {}, {})],
 }
 
 
@@ -47,7 +48,7 @@ def _fit_cases(rank: int, world_size: int) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_training_equals_that_of_one_process(world_size: int) -> None:
     by_rank = run_ranks(_fit_cases, world_size, world_size, timeout=280)
     for case, (settings, module, arguments, options) in enumerate(CASES[world_size]):
