@@ -41,6 +41,22 @@ class PlannedBlock:
         """The block's keys, as a view."""
         return tensor.narrow(-2, self.key_start, len(self.keys))
 
+    def key_pieces(self, total: Tensor) -> list[Tensor]:
+        """The block's keys of [batch, key_heads, keys, head_dim], as a view."""
+        return [self.of_keys(total)]
+
+    def call_size(self, queries: Tensor) -> int:
+        """How many samples one call takes: all."""
+        return len(queries)
+
+    def of_sequences(self, numbers: Tensor) -> Tensor:
+        """Numbers of samples and heads, [batch, heads, 1, 1], to be broadcast to the block's scores."""
+        return numbers
+
+    def positions(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Those of queries and keys in the whole sequence, to be broadcast to the block's scores."""
+        return _positions(self.queries, device).unsqueeze(-1), _positions(self.keys, device)
+
 
 def plan_blocks(
     mask: SequenceMask,

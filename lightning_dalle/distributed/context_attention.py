@@ -1,29 +1,37 @@
 """Softmax attention over a sequence that is cut among processes."""
 
+from collections.abc import Sequence
+
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from lightning_dalle.distributed.attention_plan import plan_blocks
+from lightning_dalle.distributed.column_plan import plan_columns
 from lightning_dalle.distributed.context_traffic import ContextTraffic
 from lightning_dalle.distributed.head_exchange import HeadExchange
-from lightning_dalle.distributed.planned_attention import PositionalDropout
+from lightning_dalle.distributed.key_exchange import KeyExchange
+from lightning_dalle.distributed.planned_attention import Planned, PositionalDropout
 from lightning_dalle.distributed.ring import Ring
 from lightning_dalle.distributed.ring_attention import RingAttention, RingPlan
 from lightning_dalle.distributed.sequence_layout import SequenceLayout
 from lightning_dalle.distributed.sequence_mask import SequenceMask
+from lightning_dalle.distributed.window_attention import WindowAttention
+from lightning_dalle.distributed.window_plan import WindowPlan, plan_window
+from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
 
 
 class ContextAttention:
     """Exact attention of each process's part of a sequence to the whole of it; hidden blocks are not computed.
 
-    With `ring_group`, keys and values travel round it (ring attention); with `head_group`, its processes trade
-    positions for heads (Ulysses); with both, heads are traded inside and keys travel across. Rank r of the ring and h
-    of the head group holds the positions of rank `r * head_group.size() + h` of the layout.
+    With `ring_group`, keys and values travel round it (ring attention), or under a row or convolution pattern straight
+    to the processes that see them; with `head_group`, its processes trade positions for heads (Ulysses); with both,
+    heads are traded inside and keys travel across. Rank r of the ring and h of the head group holds the positions of
+    rank `r * head_group.size() + h` of the layout.
 
     All processes must make the same calls in the same order; each backward pass communicates too. Gradients flow once.
-    The plan of blocks is made once for a mask and a device, and keeps a byte for each pair in blocks that are partly
-    hidden. Not run on CUDA.
+    The plan is made once for a mask and a device, and keeps a byte for each pair in blocks that are partly hidden;
+    rows, columns and convolutions have tiles instead, as without a cut. Not run on CUDA.
 
     Args:
         layout: Of as many ranks as the groups' sizes multiplied.
@@ -61,7 +69,11 @@ class ContextAttention:
         self._mask = mask
         members = [range(member * head_size, (member + 1) * head_size) for member in range(self.ring.size)]
         self._runs = [_joined([run for rank in ranks for run in layout.runs(rank)]) for ranks in members]
-        self._plans: dict[tuple[str, bool], RingPlan] = {}
+        self._plans: dict[tuple[str, bool], RingPlan | WindowPlan] = {}
+        self._window = _grid_of(mask, "row", "convolution")
+        if self._window is not None:
+            borders = [plan_window(self._window, runs).border for runs in self._runs]
+            self._key_exchange = KeyExchange(self.ring, self._runs, borders)
         self.local_length = layout.local_length(self.ring.rank * head_size + head_rank)
         self.exchange: HeadExchange | None = None
         if head_group is not None:
@@ -97,8 +109,7 @@ class ContextAttention:
             first_head = self.exchange.rank * query.shape[1]
         if dropout > 0:
             random = PositionalDropout(dropout, dropout_seed, heads, first_head)
-        plan = self._plan(str(query.device), finely=dropout > 0)
-        output: Tensor = RingAttention.apply(query, key, value, self.ring, plan, random)
+        output = self._attend(query, key, value, random)
         return output if self.exchange is None else self.exchange.to_positions(output)
 
     def _check(self, query: Tensor, key: Tensor, dropout: float) -> None:
@@ -113,12 +124,36 @@ class ContextAttention:
         if query.shape[1] % key.shape[1] != 0:
             raise ValueError(f"query has {query.shape[1]} heads, which must be a multiple of the key's {key.shape[1]}")
 
-    def _plan(self, device: str, finely: bool) -> RingPlan:
-        if (device, finely) not in self._plans:
-            own = self._runs[self.ring.rank]
-            blocks = [plan_blocks(self._mask, own, runs, device, finely) for runs in self._runs]
-            self._plans[device, finely] = RingPlan(blocks, [sum(map(len, runs)) for runs in self._runs])
-        return self._plans[device, finely]
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: PositionalDropout | None) -> Tensor:
+        case = str(query.device), dropout is not None
+        if case not in self._plans:
+            self._plans[case] = self._plan(*case)
+        plan = self._plans[case]
+        output: Tensor
+        if isinstance(plan, WindowPlan):
+            output = WindowAttention.apply(query, key, value, self._key_exchange, plan, dropout, self.traffic)
+        else:
+            output = RingAttention.apply(query, key, value, self.ring, plan, dropout)
+        return output
+
+    def _plan(self, device: str, finely: bool) -> RingPlan | WindowPlan:
+        own, mask = self._runs[self.ring.rank], self._mask
+        if self._window is not None:
+            return plan_window(self._window, own, device)
+        columns = _grid_of(mask, "column")
+        if columns is not None:
+            blocks: list[Sequence[Planned]] = [plan_columns(columns, own, runs) for runs in self._runs]
+        else:
+            blocks = [plan_blocks(mask, own, runs, device, finely) for runs in self._runs]
+        return RingPlan(blocks, [sum(map(len, runs)) for runs in self._runs])
+
+
+def _grid_of(mask: SequenceMask, *kinds: PatternKind) -> AttentionPattern | None:
+    """The mask's pattern if it is one of the kinds, and documents and padding hide nothing more."""
+    rule, narrowed = mask.rule, mask.documents is not None or mask.real_keys is not None
+    if narrowed or not isinstance(rule, AttentionPattern) or rule.height == 0:
+        return None
+    return rule if rule.kind in kinds else None
 
 
 def _joined(runs: list[range]) -> list[range]:

@@ -1,5 +1,8 @@
 """Counters of what attention over a cut sequence sends, and of the time that it computes and waits."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -23,6 +26,13 @@ class ContextTraffic:
     def hidden_share(self) -> float:
         """Share of the messages' time during which this process computed; 1 if there was none."""
         return 1 - self.waiting_seconds / self.travelling_seconds if self.travelling_seconds else 1.0
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """What is done within counts as computing."""
+        start = time.perf_counter()
+        yield
+        self.computing_seconds += time.perf_counter() - start
 
     def __sub__(self, other: "ContextTraffic") -> "ContextTraffic":
         """What came after `other`, an earlier copy of the same counters."""

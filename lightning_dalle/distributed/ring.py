@@ -1,14 +1,14 @@
 """A ring of processes, each of which hands blocks to the next while it computes."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, distributed
-from torch.distributed import P2POp, ProcessGroup, Work
+from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from lightning_dalle.distributed.context_traffic import ContextTraffic
+from lightning_dalle.distributed.transfer import Transfer, start_transfer
 
 
 class Ring:
@@ -19,7 +19,7 @@ class Ring:
     """
 
     def __init__(self, group: ProcessGroup | None, traffic: ContextTraffic) -> None:
-        self._group = group
+        self.group = group
         self.rank, self.size = (0, 1) if group is None else (group.rank(), group.size())
         self.traffic = traffic
 
@@ -27,39 +27,23 @@ class Ring:
         """The rank whose block this process holds after `step` hand-overs."""
         return (self.rank - step) % self.size
 
-    def hand_on(self, tensor: Tensor, shape: Sequence[int]) -> "Transfer":
+    def hand_on(self, tensor: Tensor, shape: Sequence[int]) -> "HandOver":
         """Starts to send a tensor to the next process, and to receive one of that shape from the previous one.
 
-        All processes must call this in the same order. `tensor` must not change before the transfer was awaited.
+        All processes must call this in the same order. `tensor` must not change before the hand-over was awaited.
         """
-        start = time.perf_counter()
         received = torch.empty(tuple(shape), dtype=tensor.dtype, device=tensor.device)
-        works = distributed.batch_isend_irecv(
-            [
-                P2POp(distributed.isend, tensor, group=self._group, group_peer=(self.rank + 1) % self.size),
-                P2POp(distributed.irecv, received, group=self._group, group_peer=(self.rank - 1) % self.size),
-            ]
-        )
-        self.traffic.sent_bytes += tensor.numel() * tensor.element_size()
-        return Transfer(self.traffic, tensor, received, works, start)
+        neighbours = (self.rank + 1) % self.size, self.source(1)
+        return HandOver(start_transfer(self.group, {neighbours[0]: tensor}, {neighbours[1]: received}, self.traffic))
 
 
 @dataclass(frozen=True)
-class Transfer:
+class HandOver:
     """A block on its way, with the one that comes for it."""
 
-    traffic: ContextTraffic
-    sent: Tensor
-    received: Tensor
-    works: Sequence[Work]
-    started_at: float
+    transfer: Transfer
 
     def wait(self) -> Tensor:
         """The block that came, once both have arrived."""
-        start = time.perf_counter()
-        for work in self.works:
-            work.wait()
-        end = time.perf_counter()
-        self.traffic.waiting_seconds += end - start
-        self.traffic.travelling_seconds += end - self.started_at
-        return self.received
+        (received,) = self.transfer.wait().values()
+        return received

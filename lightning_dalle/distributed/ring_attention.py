@@ -4,9 +4,7 @@ Each process keeps its queries. Keys and values travel round, and the next block
 Backward they travel again, and the gradients of each block travel behind it until they are home.
 """
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightning_dalle.distributed.attention_plan import PlannedBlock
 from lightning_dalle.distributed.planned_attention import (
     AttentionResult,
+    Planned,
     PositionalDropout,
     RunningSoftmax,
     accumulator_dtype,
@@ -32,7 +30,7 @@ class RingPlan:
         lengths: Positions that each process holds.
     """
 
-    blocks: Sequence[Sequence[PlannedBlock]]
+    blocks: Sequence[Sequence[Planned]]
     lengths: Sequence[int]
 
 
@@ -59,15 +57,12 @@ class RingAttention(torch.autograd.Function):
         own = pair = torch.stack([key, value])
         for step in range(ring.size):
             on_its_way = None if step + 1 == ring.size else ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
-            with _computing(ring):
+            with ring.traffic.computing():
                 for block in plan.blocks[ring.source(step)]:
                     softmax.add(block, query, pair, dropout)
             if on_its_way is not None:
                 pair = on_its_way.wait()
-        output = softmax.output.to(query.dtype)
-        log_sum_exp = softmax.log_sum_exp
-        # All scores of a query that sees nothing are -inf: any finite number gives them weight 0.
-        log_sum_exp.masked_fill_(log_sum_exp == float("-inf"), 0)
+        output, log_sum_exp = softmax.finished(query.dtype)
         ctx.ring, ctx.plan, ctx.dropout = ring, plan, dropout
         ctx.save_for_backward(query, own, output, log_sum_exp)
         return output
@@ -77,7 +72,7 @@ class RingAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Computes each block's share with the log-sum-exp of the whole."""
         query, pair, output, log_sum_exp = ctx.saved_tensors
-        result = AttentionResult(query, output, log_sum_exp, grad_output.contiguous())
+        result = AttentionResult(query, output, log_sum_exp, grad_output.contiguous(), ctx.dropout)
         grad_query = torch.zeros_like(query, dtype=accumulator_dtype(query))
         own = _travel_backward(ctx, result, pair, grad_query)
         grad_key, grad_value = own.to(pair.dtype).unbind(0)
@@ -88,16 +83,18 @@ def _travel_backward(ctx: Any, result: AttentionResult, pair: Tensor, grad_query
     """The gradient of this process's keys and values, to which every process has added its share."""
     ring, plan = ctx.ring, ctx.plan
     pair_on_its_way = ring.hand_on(pair, _shape(pair, ring, plan, 1)) if ring.size > 1 else None
-    with _computing(ring):
-        own = result.backward(plan.blocks[ring.rank], pair, grad_query, ctx.dropout)
+    with ring.traffic.computing():
+        own = torch.zeros_like(pair, dtype=accumulator_dtype(pair))
+        result.add_gradients(plan.blocks[ring.rank], pair, grad_query, own)
     gradient_on_its_way = None
     for step in range(1, ring.size):
         assert pair_on_its_way is not None
         pair = pair_on_its_way.wait()
         if step + 1 < ring.size:
             pair_on_its_way = ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
-        with _computing(ring):
-            share = result.backward(plan.blocks[ring.source(step)], pair, grad_query, ctx.dropout)
+        with ring.traffic.computing():
+            share = torch.zeros_like(pair, dtype=accumulator_dtype(pair))
+            result.add_gradients(plan.blocks[ring.source(step)], pair, grad_query, share)
         if gradient_on_its_way is not None:
             share += gradient_on_its_way.wait()
         gradient_on_its_way = ring.hand_on(share, _shape(pair, ring, plan, step + 1))
@@ -107,10 +104,3 @@ def _travel_backward(ctx: Any, result: AttentionResult, pair: Tensor, grad_query
 def _shape(pair: Tensor, ring: Ring, plan: RingPlan, step: int) -> tuple[int, ...]:
     """Of the pair of keys and values that this process holds after `step` hand-overs."""
     return (*pair.shape[:-2], plan.lengths[ring.source(step)], pair.shape[-1])
-
-
-@contextmanager
-def _computing(ring: Ring) -> Iterator[None]:
-    start = time.perf_counter()
-    yield
-    ring.traffic.computing_seconds += time.perf_counter() - start

@@ -1,26 +1,20 @@
 """Attention over a sequence that is cut among two, three and four ranks, against one process."""
 
 import itertools
-from functools import cache, partial
 from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor, distributed
-from torch.distributed.device_mesh import init_device_mesh
 
 from lightning_dalle.distributed.context_attention import ContextAttention
 from lightning_dalle.distributed.sequence_layout import LayoutKind, SequenceLayout
 from lightning_dalle.distributed.sequence_mask import SequenceMask
 from lightning_dalle.ops.attention_pattern import AttentionPattern
+from tests.distributed.engines import ENGINES, groups
 from tests.distributed.sequences import (
-    BATCH,
-    HEAD_DIM,
-    HEIGHT,
     LENGTH,
     MASKS,
-    TEXT,
-    WIDTH,
     cut,
     inputs,
     plain_attention,
@@ -28,25 +22,13 @@ from tests.distributed.sequences import (
 from tests.ranks import run_ranks
 from tests.unit.ops.attention_oracle import masked_attention
 
-ENGINES = {2: ["ring", "heads"], 3: ["ring", "heads"], 4: ["ring", "heads", "hybrid"]}
-
-
-@cache
-def _groups(engine: str) -> dict[str, Any]:
-    world = distributed.group.WORLD
-    assert world is not None
-    if engine != "hybrid":
-        return {f"{'ring' if engine == 'ring' else 'head'}_group": world}
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ring", "heads"))
-    return {"ring_group": mesh.get_group("ring"), "head_group": mesh.get_group("heads")}
-
 
 def _run(
     rank: int, engine: str, layout: SequenceLayout, mask: SequenceMask, tensors: list[Tensor], **options: Any
 ) -> list[Tensor]:
     """The rank's part of output and gradients."""
     query, key, value, grad_output = cut(layout, rank, tensors)
-    attention = ContextAttention(layout, mask, **_groups(engine))
+    attention = ContextAttention(layout, mask, **groups(engine))
     output = attention(query, key, value, **options)
     return [output.detach(), *torch.autograd.grad(output, (query, key, value), grad_output)]
 
@@ -76,15 +58,18 @@ def test_attention_equals_that_of_one_process(world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_single_precision_does_not_lose_more_with_more_ranks(world_size: int) -> None:
-    for errors in run_ranks(_errors, world_size, ["ring"], ["causal", "bidirectional", "row"], torch.float32):
+    for errors in run_ranks(_errors, world_size, ["ring"], ["causal", "bidirectional", "row", "column"], torch.float32):
         assert {case: error for case, error in errors.items() if not max(error) <= 3e-6} == {}
 
 
 @pytest.mark.parametrize("world_size", [2])
 def test_half_precision_keeps_sums_in_single(world_size: int) -> None:
-    for errors in run_ranks(_errors, world_size, ["ring", "heads"], ["causal", "row"], torch.bfloat16):
+    for errors in run_ranks(_errors, world_size, ["ring", "heads"], ["causal", "row", "column"], torch.bfloat16):
         # bf16 has 8 bits; values are below 4, gradients of keys that all queries see below 20.
         assert {case: error for case, error in errors.items() if not max(error) <= 0.1} == {}
+
+
+DROPPED = ("row", "column", "convolution", "pattern_causal")
 
 
 def _with_dropout(rank: int) -> list[list[Tensor]]:
@@ -92,7 +77,7 @@ def _with_dropout(rank: int) -> list[list[Tensor]]:
     tensors = inputs(2 * size, 2 * size)
     return [
         _run(rank, engine, SequenceLayout(LENGTH, size, kind), MASKS[name], tensors, dropout=0.3, dropout_seed=7)
-        for name, engine, kind in itertools.product(("row", "causal"), ENGINES[size], get_args(LayoutKind))
+        for name, engine, kind in itertools.product(DROPPED, ENGINES[size], get_args(LayoutKind))
     ]
 
 
@@ -100,11 +85,12 @@ def _with_dropout(rank: int) -> list[list[Tensor]]:
 def test_dropout_depends_on_positions_alone(world_size: int) -> None:
     tensors = inputs(2 * world_size, 2 * world_size)
     ranks = run_ranks(_with_dropout, world_size)
-    cases = itertools.product(("row", "causal"), ENGINES[world_size], get_args(LayoutKind))
+    cases = itertools.product(DROPPED, ENGINES[world_size], get_args(LayoutKind))
     for case, (name, _, kind) in enumerate(cases):
         query, key, value = (tensor.clone().requires_grad_() for tensor in tensors[:3])
-        pattern = AttentionPattern(name, TEXT, HEIGHT, WIDTH)  # type: ignore[arg-type]
-        output = masked_attention(query, key, value, pattern, 0.3, 7)
+        rule = MASKS[name].rule
+        assert isinstance(rule, AttentionPattern)
+        output = masked_attention(query, key, value, rule, 0.3, 7)
         expected = [output.detach(), *torch.autograd.grad(output, (query, key, value), tensors[3])]
         layout = SequenceLayout(LENGTH, world_size, kind)
         for place, whole in enumerate(expected):
@@ -137,61 +123,9 @@ def test_packed_documents_never_see_each_other() -> None:
                 torch.testing.assert_close(after[:, :, others], before[:, :, others], rtol=0, atol=0)
 
 
-def _costs(rank: int, length: int) -> dict[str, tuple[int, int, int]]:
-    return {engine: _cost(rank, engine, length) for engine in ENGINES[distributed.get_world_size()]}
-
-
-def _cost(rank: int, engine: str, length: int) -> tuple[int, int, int]:
-    """Bytes sent forward, bytes sent backward, bytes kept for it."""
-    layout = SequenceLayout(length, distributed.get_world_size())
-    kept: dict[int, int] = {}
-    whole = [torch.randn(BATCH, 2 * layout.num_ranks, length, HEAD_DIM, dtype=torch.float64) for _ in range(3)]
-    query, key, value = cut(layout, rank, whole)
-    attention = ContextAttention(layout, SequenceMask("bidirectional"), **_groups(engine))
-    with torch.autograd.graph.saved_tensors_hooks(partial(_keep, kept), lambda tensor: tensor):
-        output = attention(query, key, value)
-    forward = attention.traffic.sent_bytes
-    output.sum().backward()
-    return forward, attention.traffic.sent_bytes - forward, sum(kept.values())
-
-
-def _keep(kept: dict[int, int], tensor: Tensor) -> Tensor:
-    kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
-    return tensor
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_bytes_that_are_sent_and_kept_by_each_rank(world_size: int) -> None:
-    length = 16 * world_size
-    tensor = BATCH * 2 * world_size * length * HEAD_DIM * 8
-    others = world_size - 1
-    for costs in run_ranks(_costs, world_size, length):
-        # Keys and values of all others but one come by and go on; backward, their gradients do too.
-        assert costs["ring"][:2] == (2 * others * tensor // world_size, 4 * others * tensor // world_size)
-        # Of query, key, value and output all but one part is traded, and traded back.
-        traded = 4 * others * tensor // world_size**2
-        assert costs["heads"][:2] == (traded, traded)
-        for _, _, kept in costs.values():
-            # Query, key, value, output and a number for each query.
-            assert kept == (4 * tensor + tensor // HEAD_DIM) // world_size
-
-
-def _uneven_bytes(rank: int) -> int:
-    layout = SequenceLayout(LENGTH, distributed.get_world_size(), "zigzag")
-    attention = ContextAttention(layout, SequenceMask(), **_groups("ring"))
-    attention(*cut(layout, rank, inputs(2, 2)[:3]))
-    assert attention.traffic.travelling_seconds >= attention.traffic.waiting_seconds > 0
-    assert attention.traffic.computing_seconds > 0
-    return attention.traffic.sent_bytes
-
-
-def test_uneven_parts_travel_unpadded() -> None:
-    assert sum(run_ranks(_uneven_bytes, 3)) == 2 * 2 * BATCH * 2 * LENGTH * HEAD_DIM * 8
-
-
 def _refusals(rank: int) -> None:
     layout, mask = SequenceLayout(LENGTH, 2), SequenceMask()
-    attention = ContextAttention(layout, mask, **_groups("heads"))
+    attention = ContextAttention(layout, mask, **groups("heads"))
     rule = "heads, which must be divisible by the 2 ranks of the head group; use a smaller head group, or a ring"
     for heads, key_heads, subject in ((3, 3, "query has 3"), (4, 1, "key has 1")):
         with pytest.raises(ValueError, match=f"{subject} {rule}"):
@@ -220,5 +154,5 @@ def test_published_numbers() -> None:
 def _small(rank: int, tensors: list[Tensor]) -> Tensor:
     layout = SequenceLayout(4, distributed.get_world_size())
     query, key, value = (layout.shard(tensor[None, None], rank, dim=-2) for tensor in tensors)
-    output: Tensor = ContextAttention(layout, SequenceMask("bidirectional"), **_groups("ring"))(query, key, value)
+    output: Tensor = ContextAttention(layout, SequenceMask("bidirectional"), **groups("ring"))(query, key, value)
     return output

@@ -1,0 +1,39 @@
+"""Plans of tiles for the column pattern against the mask itself, for any geometry."""
+
+from typing import get_args
+
+import torch
+from hypothesis import given, settings, strategies as st
+
+from lightning_dalle.distributed.column_plan import plan_columns
+from lightning_dalle.distributed.sequence_layout import LayoutKind, SequenceLayout
+from lightning_dalle.ops.attention_pattern import AttentionPattern
+from tests.unit.distributed.pair_counts import add_counts
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 40), st.integers(1, 12), st.integers(1, 12), st.integers(1, 4), st.sampled_from(get_args(LayoutKind))
+)
+def test_tiles_show_each_pair_of_the_mask_once(
+    text_length: int, height: int, width: int, num_ranks: int, kind: LayoutKind
+) -> None:
+    pattern = AttentionPattern("column", text_length, height, width)
+    layout = SequenceLayout(pattern.length, max(min(num_ranks, pattern.length // 2), 1), kind)
+    counts = torch.zeros(pattern.length, pattern.length, dtype=torch.int)
+    for rank in range(layout.num_ranks):
+        for source in range(layout.num_ranks):
+            planned = plan_columns(pattern, layout.runs(rank), layout.runs(source))
+            add_counts(counts, planned, layout.positions(rank), layout.positions(source))
+    assert torch.equal(counts, pattern.mask().int())
+
+
+def test_no_pair_of_the_image_is_computed_in_vain() -> None:
+    pattern = AttentionPattern("column", text_length=64, height=16, width=12)
+    planned = plan_columns(pattern, [range(pattern.length)], [range(pattern.length)])
+    # The text for all queries, and each column for itself.
+    assert [(tiles.tiles.count, tiles.tiles.num_queries, tiles.tiles.num_keys) for tiles in planned] == [
+        (1, pattern.length, 64),
+        (12, 16, 16),
+    ]
+    assert all(tiles.causal and tiles.hidden is None for tiles in planned)
