@@ -7,13 +7,15 @@ from lightning_dalle.distributed.sharded_gradients import ShardedGradients
 
 
 def compression_figures(gradients: ShardedGradients) -> dict[str, float]:
-    """Figures of this process by their logged names.
+    """Figures of this process by their logged names; none where nothing is compressed.
 
     `bytes_sent` and `bytes_saved` are payload to other machines since the start, `compression_rate` the share saved,
     `residual_norm` that of what this process has left out, `gradient_norm` that of the last synchronised gradient over
     all shards, `skipped_steps` the updates without a finite one. `reconstruction_error/GROUP` is the share of the norm
     that the shared basis misses, averaged over matrices of one role: names in which only numbers differ.
     """
+    if not gradients.compressor.plan.matrices:
+        return {}
     traffic = gradients.compressor.traffic
     figures = {
         "bytes_sent": float(traffic.sent),

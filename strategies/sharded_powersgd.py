@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from lightning_dalle.distributed.optimizer_checkpoint import load_optimizer
 from lightning_dalle.distributed.powersgd_checkpoint import load_compressor, save_compressor
 from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
 from lightning_dalle.distributed.sharded_gradients import ShardedGradients
@@ -32,8 +31,8 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
     A module that shards itself does so in `configure_model`, over `self.device_mesh["shard"]`; any other is sharded
     block by block of its `ModuleList`s. Machines exchange gradients once an optimizer step, whatever
     `accumulate_grad_batches` says, before `on_before_optimizer_step` and clipping see them. A gradient that is not
-    finite on any process skips the update on all. With `shard_size=1` this is data parallelism with PowerSGD; with one
-    copy it is FSDP2.
+    finite on any process skips the update on all. With `shard_size=1` this is data parallelism with PowerSGD, in
+    plain tensors; with one copy it is FSDP2.
 
     Not compressed: vectors, embeddings and what is tied to one, names in `exclude`, and what a module's
     `uncompressed_parameters()` names. Checkpoints are folders of shards that resume on any number of machines and
@@ -168,18 +167,8 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a folder, written on however many machines and shards."""
         path = Path(self.broadcast(checkpoint_path))
-        optimizers = self._optimizers
-        try:
-            self._optimizers = [] if path.is_dir() else optimizers
-            checkpoint = super().load_checkpoint(path, weights_only)
-        finally:
-            self._optimizers = optimizers
-        if not path.is_dir() or self.gradients is None:
-            return checkpoint
-        assert self.model is not None
-        for number, optimizer in enumerate(optimizers):
-            load_optimizer(self.model, optimizer, path, f"optimizer_{number}")
-        if (path / COMPRESSOR_FOLDER).is_dir():
+        checkpoint = super().load_checkpoint(path, weights_only)
+        if self.gradients is not None and (path / COMPRESSOR_FOLDER).is_dir():
             restarted = load_compressor(self.gradients, path / COMPRESSOR_FOLDER)
             if restarted:
                 rank_zero_warn(f"warm factors of another sharding start again: {', '.join(restarted)}")

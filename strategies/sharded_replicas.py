@@ -2,8 +2,10 @@
 
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from lightning.fabric.utilities.init import _materialize_distributed_module
 from lightning.fabric.utilities.optimizer import _optimizers_to_device
 from lightning.pytorch import LightningModule, Trainer
@@ -13,7 +15,9 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from lightning_dalle.distributed.block_sharding import is_sharded, shard_blocks
+from lightning_dalle.distributed.first_weights import share_first_weights
 from lightning_dalle.distributed.heartbeat import Heartbeat
+from lightning_dalle.distributed.training_checkpoint import load_file, load_module, load_optimizer
 from lightning_dalle.strategies.gathering_launcher import GatheringLauncher
 
 StartMethod = Literal["auto", "popen", "fork", "forkserver", "spawn"]
@@ -21,7 +25,10 @@ RUN_METHODS = ("training_step", "validation_step", "test_step", "predict_step", 
 
 
 class ShardedReplicasStrategy(ModelParallelStrategy):
-    """FSDP2 over `device_mesh["shard"]`, for any LightningModule; nothing crosses `device_mesh["replicate"]`.
+    """FSDP2 over `device_mesh["shard"]`, for any LightningModule; gradients do not cross `device_mesh["replicate"]`.
+
+    All processes start with the first one's weights. Shards of one process are plain tensors, without FSDP2. A
+    checkpoint is a folder for any later number of processes; the file of an ordinary one is read too.
 
     Args:
         shard_size: Processes that share one copy of the parameters; "auto" takes those of a machine.
@@ -120,9 +127,24 @@ class ShardedReplicasStrategy(ModelParallelStrategy):
             _optimizers_to_device(self.optimizers, self.root_device)
 
     def distribute(self, module: LightningModule) -> None:
-        """Shard what the module left whole."""
-        if not is_sharded(module):
+        """Start from the same weights, and shard what the module left whole."""
+        if is_sharded(module):
+            return
+        share_first_weights(module, self.root_device)
+        if self.device_mesh["shard"].size() > 1:
             shard_blocks(module, self.device_mesh["shard"], RUN_METHODS)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read weights and optimizers into place, and hand out the rest."""
+        path, module = Path(self.broadcast(checkpoint_path)), self.lightning_module
+        assert module is not None
+        if path.is_dir():
+            load_module(module, path, "state_dict", module.strict_loading)
+            for number, optimizer in enumerate(self.optimizers):
+                load_optimizer(module, optimizer, path, f"optimizer_{number}")
+            rest: dict[str, Any] = torch.load(path / "meta.pt", weights_only=weights_only)
+            return rest
+        return load_file(module, self.optimizers, path, module.strict_loading, weights_only)
 
     def on_exception(self, exception: BaseException) -> None:
         """Note in the error which rank is gone, since the others only see that a connection closed."""

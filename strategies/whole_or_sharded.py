@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import ParallelStrategy
-from torch import distributed
 from torch.optim import Optimizer
 
 from lightning_dalle.distributed.block_sharding import is_sharded
@@ -65,19 +64,14 @@ class WholeOrShardedStrategy(ShardedPowerSGDStrategy):
             super().setup(trainer)
 
     def distribute(self, module: LightningModule) -> None:
-        """Start from the same weights on all processes, or shard them.
+        """Start from the same weights, and shard them or not.
 
         Raises:
             ValueError: If the module sharded itself where copies are to be whole.
         """
-        if not self.keeps_whole_copies:
-            super().distribute(module)
-            return
-        if is_sharded(module):
+        if self.keeps_whole_copies and is_sharded(module):
             raise ValueError(f"{type(module).__name__} shards its parameters, but shard_size is None; give shard_size")
-        module.to(self.root_device)
-        for tensor in (*module.parameters(), *module.buffers()):
-            distributed.broadcast(tensor.detach(), 0)
+        super().distribute(module)
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         """Make optimizers, and take charge of sharded gradients."""

@@ -1,12 +1,12 @@
 """First factors of PowerSGD that cross the slow link while the backward pass that makes the gradients goes on."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed import Work
-from torch.distributed.tensor import DTensor
 
 from lightning_dalle.distributed.powersgd import PowerSGD
 from lightning_dalle.ops.local_part import local_part
@@ -18,6 +18,8 @@ class EarlyFactors:
     Collectives must be called in the same order on all processes of a group, whatever each one's graph is. So the first
     update only notes the order in which gradients come, that of the group's first process counts for all, and a factor
     waits for those before it; what never comes, as the gradient of an unused parameter, is sent when it is asked for.
+    Noted is also in how many parts each gradient comes, which are several where checkpoints run backward passes of
+    their own.
 
     Whatever changes a gradient afterwards, as `on_after_backward` may, counts for the mean, but not for its basis.
 
@@ -25,11 +27,12 @@ class EarlyFactors:
         parameters: In the order of the compressor's tensors.
     """
 
-    def __init__(self, compressor: PowerSGD, parameters: Sequence[DTensor]) -> None:
+    def __init__(self, compressor: PowerSGD, parameters: Sequence[Tensor]) -> None:
         self._compressor = compressor
         self._parameters = parameters
         self._matrices = {matrix.place: matrix for matrix in compressor.plan.matrices}
         self._order: list[int] = []
+        self._parts: Counter[int] = Counter()
         self._begin(is_listening=False)
         self._handles = [
             parameters[place].register_post_accumulate_grad_hook(partial(self._on_gradient, place))
@@ -51,6 +54,7 @@ class EarlyFactors:
             return None
         factors = self._finish() if self._order else None
         if factors is None:
+            self._parts = self._arrived
             self._agree_on_order()
         self._begin(is_listening=False)
         return factors
@@ -62,6 +66,7 @@ class EarlyFactors:
 
     def _begin(self, is_listening: bool) -> None:
         self._is_listening = is_listening
+        self._arrived: Counter[int] = Counter()
         self._made: dict[int, None] = {}
         self._sent: dict[int, tuple[Tensor, Work]] = {}
 
@@ -69,6 +74,11 @@ class EarlyFactors:
     def _on_gradient(self, place: int, parameter: Tensor) -> None:
         if not self._is_listening:
             return
+        self._arrived[place] += 1
+        if self._order and self._arrived[place] < self._parts[place]:
+            return
+        # The last part counts.
+        self._made.pop(place, None)
         self._made[place] = None
         while len(self._sent) < len(self._order) and self._order[len(self._sent)] in self._made:
             self._send(self._order[len(self._sent)])

@@ -99,10 +99,11 @@ class PowerSGD:
         plan = self._whole_plan if self.steps < self.config.uncompressed_steps else self.plan
         self._count_uncompressed(plan)
         # 1. Everything but the second factors.
+        own = [self.first_factor(planned, gradients[planned.place]) for planned in plan.matrices if factors is None]
         flags, whole, products = self._average_first(
-            self._flags(gradients),
+            self._flags(gradients, plan, factors or own),
             [self._or_zero(gradients[place], place) for place in plan.uncompressed],
-            [self.first_factor(planned, gradients[planned.place]) for planned in plan.matrices if factors is None],
+            own,
         )
         used = tuple((flags[1:] > 0).tolist())
         # 2. The shared bases, unless a gradient is not finite or the products overflowed beyond repair.
@@ -180,9 +181,12 @@ class PowerSGD:
         self.traffic.sent += sent
         return means[0], means[1 : 1 + len(whole)], means[1 + len(whole) :]
 
-    def _flags(self, gradients: Sequence[Tensor | None]) -> Tensor:
+    def _flags(self, gradients: Sequence[Tensor | None], plan: CompressionPlan, products: Sequence[Tensor]) -> Tensor:
         """Whether something is not finite, then for each tensor whether there is a gradient."""
-        finite = all_finite([gradient for gradient in gradients if gradient is not None])
+        present = [gradient for gradient in gradients if gradient is not None]
+        whole = [gradient for place in plan.uncompressed if (gradient := gradients[place]) is not None]
+        # A finite product vouches for its matrix, which takes longer to look at: nothing that is not finite cancels.
+        finite = all_finite([*whole, *products]) or all_finite(present)
         flags = [not finite, *(gradient is not None for gradient in gradients)]
         return torch.tensor(flags, dtype=torch.float32, device=self._like[0].device)
 

@@ -8,6 +8,7 @@ from torch.distributed import checkpoint as distributed_checkpoint
 from torch.distributed.checkpoint import FileSystemReader
 
 from lightning_dalle.distributed.sharded_gradients import ShardedGradients, like_parameter
+from lightning_dalle.ops.local_part import local_part
 
 
 @torch.no_grad()
@@ -28,7 +29,7 @@ def load_compressor(gradients: ShardedGradients, folder: Path) -> list[str]:
     compressor = gradients.compressor
     stored = FileSystemReader(folder).read_metadata().state_dict_metadata
     residuals = {
-        f"residual.{name}": like_parameter(torch.zeros_like(parameter.to_local()), parameter)
+        f"residual.{name}": like_parameter(torch.zeros_like(local_part(parameter)), parameter)
         for name, parameter in gradients.sharded.items()
         if f"residual.{name}" in stored
     }
@@ -43,7 +44,7 @@ def load_compressor(gradients: ShardedGradients, folder: Path) -> list[str]:
     compressor.steps = int(steps["steps"])
     for place, name in enumerate(gradients.sharded):
         if f"residual.{name}" in residuals:
-            share = residuals[f"residual.{name}"].to_local().div_(compressor.group.size())
+            share = local_part(residuals[f"residual.{name}"]).div_(compressor.group.size())
             # Zeros stand for none, which leaves a parameter that nothing uses without a gradient.
             if share.any():
                 compressor.residuals.keep(place, share)
@@ -63,7 +64,7 @@ def residual_sums(gradients: ShardedGradients) -> dict[str, Tensor]:
         # Those of uncompressed tensors come from a checkpoint, and so are on all processes.
         if place not in compressed and residual is None:
             continue
-        total = torch.zeros_like(parameter.to_local()) if residual is None else residual.clone()
+        total = torch.zeros_like(local_part(parameter)) if residual is None else residual.clone()
         if compressor.group.size() > 1:
             distributed.all_reduce(total, group=compressor.group)
         sums[f"residual.{name}"] = like_parameter(total, parameter)

@@ -20,7 +20,8 @@ class ShardedGradients:
 
     Inside a machine FSDP2 reduces gradients in each backward; between machines `synchronise` averages each shard with
     its peers of other machines by PowerSGD, once an update. Parameters that are not sharded are averaged over all
-    processes, whole.
+    processes, whole. Where a shard is all of it, on a mesh with shards of one process, parameters may be plain tensors,
+    which spares FSDP2's copies.
 
     Between updates a compressed gradient takes one buffer, its residual, in which the next one accumulates. Only while
     an optimizer steps, when no activations are kept, does the mean gradient stand beside it, until its `release`.
@@ -31,6 +32,7 @@ class ShardedGradients:
         excluded: Names of parameters whose gradients are not compressed.
 
     Attributes:
+        sharded: Parameters that PowerSGD is in charge of, by name.
         norm: Of the last synchronised gradient, over all shards; infinite if it was rejected.
         skipped_steps: Rejected gradients.
         reconstruction_errors: By name, of the last synchronisation that looked for them.
@@ -46,11 +48,12 @@ class ShardedGradients:
         config: PowerSGDConfig,
         excluded: frozenset[str] = frozenset(),
     ) -> None:
-        self.sharded = {name: part for name, part in parameters.items() if isinstance(part, DTensor)}
-        self._plain = [part for part in parameters.values() if not isinstance(part, DTensor)]
         shard_mesh = mesh["shard"]
+        has_parts = shard_mesh.size() > 1
+        self.sharded = {name: part for name, part in parameters.items() if isinstance(part, DTensor) or not has_parts}
+        self._plain = [part for name, part in parameters.items() if name not in self.sharded]
         for name, parameter in self.sharded.items():
-            if parameter.device_mesh.ndim != 1 or parameter.device_mesh.mesh.tolist() != shard_mesh.mesh.tolist():
+            if isinstance(parameter, DTensor) and not _is_over(parameter, shard_mesh):
                 raise ValueError(
                     f"{name} is distributed over {parameter.device_mesh}, which must be the dimension 'shard' of "
                     "device_mesh: fully_shard(block, mesh=self.device_mesh['shard'])"
@@ -58,7 +61,7 @@ class ShardedGradients:
         self.shard_group = shard_mesh.get_group()
         self.shard = shard_mesh.get_local_rank()
         self.compressor = PowerSGD(
-            {name: parameter.to_local() for name, parameter in self.sharded.items()},
+            {name: local_part(parameter) for name, parameter in self.sharded.items()},
             config,
             mesh["replicate"].get_group(),
             excluded=excluded,
@@ -170,8 +173,14 @@ class ShardedGradients:
         return values
 
 
-def like_parameter(local: Tensor, parameter: DTensor) -> DTensor:
+def _is_over(parameter: DTensor, mesh: DeviceMesh) -> bool:
+    return parameter.device_mesh.ndim == 1 and parameter.device_mesh.mesh.tolist() == mesh.mesh.tolist()
+
+
+def like_parameter(local: Tensor, parameter: Tensor) -> Tensor:
     """A tensor of this process's part that is distributed as the parameter is."""
+    if not isinstance(parameter, DTensor):
+        return local
     return DTensor.from_local(
         local,
         parameter.device_mesh,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_dalle.distributed.powersgd_checkpoint import residual_sums
 from lightning_dalle.strategies import ShardedPowerSGDStrategy, export_checkpoint
-from tests.distributed.toy_module import Toy, batches, fit_on_rank, trainer_of, whole_state
+from tests.distributed.toy_module import Toy, batches, fit_on_rank, trainer_of, whole_state, whole_tensors
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 
@@ -32,7 +32,7 @@ class _SumOfResiduals(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self.step:
             gradients = trainer.strategy.gradients  # type: ignore[attr-defined]
-            self.sums = {name: value.full_tensor() for name, value in residual_sums(gradients).items()}  # type: ignore[attr-defined]
+            self.sums = whole_tensors(residual_sums(gradients))
 
 
 def _save(rank: int, settings: dict[str, Any], folder: Path) -> Any:
@@ -111,6 +111,31 @@ def test_one_file_is_read_on_one_device(saved: tuple[Path, list[Any]], tmp_path:
     export_checkpoint(folder / f"step={2 * HALF}.ckpt", tmp_path / "whole.ckpt")
     module = Toy.load_from_checkpoint(tmp_path / "whole.ckpt", weights_only=True, seed=5)
     torch.testing.assert_close(whole_state(module), first[0]["state"], rtol=0, atol=0)
+
+
+def _resume_from_file(rank: int, file: Path) -> Any:
+    """As a machine of its own each, then as shards."""
+    return [_resume(rank, 2, {"rank": 99, "minimum_rate": -9.0, "shard_size": size}, file) for size in (1, 2)]
+
+
+def test_one_file_resumes_in_plain_tensors_and_in_shards(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    folder, first = saved
+    export_checkpoint(folder / f"step={HALF}.ckpt", tmp_path / "whole.ckpt")
+    plain, sharded = zip(*run_ranks(_resume_from_file, 2, tmp_path / "whole.ckpt", timeout=120), strict=True)
+    assert _mean_losses(list(plain))[0] == pytest.approx(_mean_losses(first)[HALF], rel=1e-9)
+    # Moments arrive too; the second is that of the step after.
+    assert _mean_losses(list(plain)) == pytest.approx(_mean_losses(list(sharded)), rel=1e-9)
+    torch.testing.assert_close(plain[0]["state"], sharded[0]["state"], rtol=1e-9, atol=1e-10)
+
+
+def test_checkpoint_of_an_ordinary_run_resumes(tmp_path: Path) -> None:
+    loader = batches(2 * HALF, 0, 1, torch.float64)
+    keep = ModelCheckpoint(tmp_path, every_n_train_steps=HALF, save_top_k=-1, filename="{step}")
+    module = Toy()
+    trainer_of(1, "auto", enable_checkpointing=True, callbacks=[keep]).fit(module, loader, loader)
+    ranks = run_ranks(_resume_from_file, 2, tmp_path / f"step={HALF}.ckpt", timeout=120)
+    for answers in zip(*ranks, strict=True):
+        assert _mean_losses(list(answers)) == pytest.approx(module.losses[HALF:], rel=1e-9)
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

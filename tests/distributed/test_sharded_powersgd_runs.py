@@ -9,8 +9,9 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
+from lightning_dalle.distributed.block_sharding import is_sharded
 from lightning_dalle.strategies import ShardedPowerSGDStrategy
-from tests.distributed.toy_module import Toy, batches, trainer_of, whole_state
+from tests.distributed.toy_module import Toy, batches, trainer_of, whole_state, whole_tensors
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 
@@ -61,12 +62,14 @@ class _Spoiled(Toy):
 
     def _moments(self) -> dict[str, Tensor]:
         optimizer = self.trainer.optimizers[0]
-        return {
-            f"{number}.{name}": value.full_tensor().clone()
-            for number, state in enumerate(optimizer.state.values())
-            for name, value in state.items()
-            if name != "step"
-        }
+        return whole_tensors(
+            {
+                f"{number}.{name}": value
+                for number, state in enumerate(optimizer.state.values())
+                for name, value in state.items()
+                if name != "step"
+            }
+        )
 
 
 def _spoiled_run(rank: int, world_size: int, shard_size: int) -> Any:
@@ -130,6 +133,28 @@ def test_module_that_shards_itself_and_names_exceptions() -> None:
         assert metrics["powersgd/bytes_saved"] < 0 < metrics["powersgd/bytes_sent"]
 
 
+def _differently_drawn(rank: int, shard_size: int) -> Any:
+    os.environ["LOCAL_RANK"] = str(rank)
+    module = Toy(seed=rank)
+    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=99, minimum_rate=-9.0)
+    trainer = trainer_of(2, strategy, log_every_n_steps=1)
+    loader = batches(3, rank, 2, torch.float64)
+    trainer.fit(module, loader, loader)
+    return whole_state(module), is_sharded(module), sorted(trainer.callback_metrics)
+
+
+@pytest.mark.parametrize("shard_size", [1, 2])
+def test_all_start_with_the_first_ones_weights_and_shards_of_one_process_are_plain(shard_size: int) -> None:
+    alone = Toy(seed=0)
+    loader = batches(3, 0, 1, torch.float64)
+    trainer_of(1, "auto").fit(alone, loader, loader)
+    for state, sharded, names in run_ranks(_differently_drawn, 2, shard_size, timeout=120):
+        torch.testing.assert_close(state, whole_state(alone), rtol=1e-9, atol=1e-10)
+        assert sharded == (shard_size > 1)
+        # One copy compresses nothing, and tells nothing of it.
+        assert bool(names) == (shard_size == 1)
+
+
 class _Measured(Toy):
     """Counts the bytes of residuals and of compressed gradients after each backward and between batches."""
 
@@ -146,7 +171,7 @@ class _Measured(Toy):
     def _count(self) -> None:
         gradients = self.trainer.strategy.gradients  # type: ignore[attr-defined]
         compressed = [gradients.sharded[matrix.name].grad for matrix in gradients.compressor.plan.matrices]
-        in_gradients = sum(8 * gradient.to_local().numel() for gradient in compressed if gradient is not None)
+        in_gradients = sum(8 * gradient.numel() for gradient in compressed if gradient is not None)
         self.counts.append((gradients.compressor.residuals.num_bytes, in_gradients))
 
 

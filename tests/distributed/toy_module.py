@@ -1,6 +1,7 @@
 """Somebody else's LightningModule, which never heard of sharding, and runs of it on ranks."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -100,9 +101,14 @@ def trainer_of(world_size: int, strategy: ShardedPowerSGDStrategy | str, **optio
 
 def whole_state(module: nn.Module) -> dict[str, Tensor]:
     """All parameters, gathered from the ranks."""
+    return whole_tensors(module.state_dict())
+
+
+def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies, gathered from the ranks where those hold parts."""
     return {
         name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
-        for name, value in module.state_dict().items()
+        for name, value in tensors.items()
     }
 
 
