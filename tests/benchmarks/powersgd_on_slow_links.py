@@ -3,9 +3,9 @@
     python -m tests.benchmarks.powersgd_on_slow_links
 
 Compares FSDP2 whose gradients cross the link whole (its own hybrid sharding) with this package's compression at the
-same sharding, and, without sharding, this package's compression with torch's `powerSGD_hook` under DDP at equal rank.
-All take turns within the same processes, so that ratios of their times hold on a busy machine. Needs root, for network
-namespaces.
+same sharding, and, without sharding, this package's compression with torch's `powerSGD_hook` under DDP at equal rank,
+also with the hook's warm start after two uncompressed steps. All take turns within the same processes, so that ratios
+of their times hold on a busy machine. Needs root, for network namespaces.
 """
 
 import json
@@ -32,7 +32,7 @@ RANKS = 4
 WIDTH, DEPTH, BATCH = 256, 6, 32
 RANK = 2
 # Megabits per second and timed steps of each contestant.
-PHASES: list[tuple[int | None, int]] = [(None, 30), (100, 10), (20, 5)]
+PHASES: list[tuple[int | None, int]] = [(None, 30), (100, 12), (20, 6)]
 
 
 class Block(nn.Module):
@@ -122,15 +122,21 @@ class Compressed(Contestant):
     mesh: DeviceMesh
     mesh_shape = (2, 2)
 
+    def __init__(self, **settings: Any) -> None:
+        self.config = PowerSGDConfig(rank=RANK, **settings)
+        super().__init__()
+
     def wrap(self) -> None:
         self.mesh = init_device_mesh("cpu", self.mesh_shape, mesh_dim_names=("replicate", "shard"))
-        shard_blocks(self.network, self.mesh["shard"])
+        if self.mesh["shard"].size() > 1:
+            shard_blocks(self.network, self.mesh["shard"])
 
     def prepare(self) -> None:
-        self.gradients = ShardedGradients(dict(self.network.named_parameters()), self.mesh, PowerSGDConfig(rank=RANK))
+        self.gradients = ShardedGradients(dict(self.network.named_parameters()), self.mesh, self.config)
 
     def before_backward(self) -> None:
         self.gradients.fold_residuals()
+        self.gradients.begin_last_backward()
 
     def after_backward(self) -> None:
         self.gradients.synchronise()
@@ -195,7 +201,10 @@ def _work(rank: int) -> None:
         "nothing": Nothing(),
         "whole": Whole(),
         "compressed": Compressed(),
+        "compressed, overlap": Compressed(overlap=True),
         "unsharded": Unsharded(),
+        "unsharded, overlap": Unsharded(overlap=True),
+        "unsharded, as hook": Unsharded(warm_start=True, uncompressed_steps=2),
         "hook": Hook(),
     }
     _timed_steps(contestants, machine, 0, 5)
@@ -238,15 +247,16 @@ def main() -> None:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    print("Mbit/s     contestant  ms a step  whole / it  kB a step (kernel)  kB (accounted)      loss")
+    print("   Mbit/s          contestant  ms a step  whole / it  kB a step (kernel)  kB (accounted)      loss")
     for line in output.splitlines():
         phase = json.loads(line)
-        for name in ("whole", "compressed", "unsharded", "hook"):
-            found = phase[name]
+        for name, found in phase.items():
+            if name == "megabits":
+                continue
             ratio = phase["whole"]["seconds"] / found["seconds"]
             accounted = f"{found['accounted_bytes'] / 1e3:.1f}" if "accounted_bytes" in found else "-"
             print(
-                f"{phase['megabits'] or 'unlimited':>9}  {name:>10}  {1e3 * found['seconds']:9.0f}  {ratio:10.2f}  "
+                f"{phase['megabits'] or 'unlimited':>9}  {name:>18}  {1e3 * found['seconds']:9.0f}  {ratio:10.2f}  "
                 f"{found['kernel_bytes'] / 1e3:18.1f}  {accounted:>14}  {found['loss']:8.4f}"
             )
 
