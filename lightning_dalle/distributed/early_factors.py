@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor, distributed
@@ -11,13 +12,17 @@ from torch.distributed import Work
 from lightning_dalle.distributed.powersgd import PowerSGD
 from lightning_dalle.ops.local_part import local_part
 
+# More would hide more of the link, but each costs processor time and headers of its own.
+_MESSAGES = 3
+
 
 class EarlyFactors:
-    """Sends the first factor of each gradient as soon as the last backward pass of an update has made it.
+    """Sends the first factors of gradients as soon as the last backward pass of an update has made them.
 
     Collectives must be called in the same order on all processes of a group, whatever each one's graph is. So the first
-    update only notes the order in which gradients come, that of the group's first process counts for all, and a factor
-    waits for those before it; what never comes, as the gradient of an unused parameter, is sent when it is asked for.
+    update only notes the order in which gradients come, that of the group's first process counts for all, and is cut
+    into a few messages. A message waits for those before it and for all of its factors; what never comes, as the
+    gradient of an unused parameter, is sent when it is asked for.
     Noted is also in how many parts each gradient comes, which are several where checkpoints run backward passes of
     their own.
 
@@ -31,7 +36,7 @@ class EarlyFactors:
         self._compressor = compressor
         self._parameters = parameters
         self._matrices = {matrix.place: matrix for matrix in compressor.plan.matrices}
-        self._order: list[int] = []
+        self._messages: list[list[int]] = []
         self._parts: Counter[int] = Counter()
         self._begin(is_listening=False)
         self._handles = [
@@ -52,7 +57,7 @@ class EarlyFactors:
         """
         if not self._is_listening:
             return None
-        factors = self._finish() if self._order else None
+        factors = self._finish() if self._messages else None
         if factors is None:
             self._parts = self._arrived
             self._agree_on_order()
@@ -68,40 +73,57 @@ class EarlyFactors:
         self._is_listening = is_listening
         self._arrived: Counter[int] = Counter()
         self._made: dict[int, None] = {}
-        self._sent: dict[int, tuple[Tensor, Work]] = {}
+        self._sent: list[tuple[Tensor, Work]] = []
 
     @torch.no_grad()
     def _on_gradient(self, place: int, parameter: Tensor) -> None:
         if not self._is_listening:
             return
         self._arrived[place] += 1
-        if self._order and self._arrived[place] < self._parts[place]:
+        if self._messages and self._arrived[place] < self._parts[place]:
             return
         # The last part counts.
         self._made.pop(place, None)
         self._made[place] = None
-        while len(self._sent) < len(self._order) and self._order[len(self._sent)] in self._made:
-            self._send(self._order[len(self._sent)])
+        while len(self._sent) < len(self._messages) and self._made.keys() >= set(self._messages[len(self._sent)]):
+            self._send(self._messages[len(self._sent)])
 
-    def _send(self, place: int) -> None:
-        gradient = self._parameters[place].grad
-        local = None if gradient is None else local_part(gradient)
-        factor = self._compressor.first_factor(self._matrices[place], local).contiguous()
+    def _send(self, message: list[int]) -> None:
         size = self._compressor.group.size()
-        work = distributed.all_reduce(factor.div_(size), group=self._compressor.group, async_op=True)
+        factors = [self._factor(place).reshape(-1) for place in message]
+        joined = torch.cat(factors).div_(size)
+        work = distributed.all_reduce(joined, group=self._compressor.group, async_op=True)
         assert work is not None
-        self._sent[place] = factor, work
-        self._compressor.traffic.sent += 2 * (size - 1) * factor.numel() * factor.element_size() // size
+        self._sent.append((joined, work))
+        self._compressor.traffic.sent += 2 * (size - 1) * joined.numel() * joined.element_size() // size
+
+    def _factor(self, place: int) -> Tensor:
+        gradient = self._parameters[place].grad
+        return self._compressor.first_factor(self._matrices[place], None if gradient is None else local_part(gradient))
 
     def _finish(self) -> list[Tensor]:
-        for place in self._order[len(self._sent) :]:
-            self._send(place)
-        for _, work in self._sent.values():
+        for message in self._messages[len(self._sent) :]:
+            self._send(message)
+        means: dict[int, Tensor] = {}
+        for message, (joined, work) in zip(self._messages, self._sent, strict=True):
             work.wait()
-        return [self._sent[place][0] for place in self._matrices]
+            parts = joined.split([self._num_sent(place) for place in message])
+            means |= {
+                place: part.view(-1, self._matrices[place].rank) for place, part in zip(message, parts, strict=True)
+            }
+        return [means[place] for place in self._matrices]
+
+    def _num_sent(self, place: int) -> int:
+        return self._matrices[place].rows * self._matrices[place].rank
 
     def _agree_on_order(self) -> None:
         rest = (place for place in self._matrices if place not in self._made)
         order = torch.tensor([*self._made, *rest], device=self._parameters[0].device)
         distributed.broadcast(order, group=self._compressor.group, group_src=0)
-        self._order = order.tolist()
+        self._messages = self._cut(order.tolist())
+
+    def _cut(self, order: list[int]) -> list[list[int]]:
+        """Messages of about equal size; the order stays."""
+        starts = [0, *accumulate(self._num_sent(place) for place in order)]
+        numbers = {place: start * _MESSAGES // starts[-1] for place, start in zip(order, starts[:-1], strict=True)}
+        return [list(places) for _, places in groupby(order, key=numbers.__getitem__)]
