@@ -101,16 +101,17 @@ class VideoDiTModule(LightningModule):
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds how positions are told."""
-        checkpoint["positions"] = self._positions()
+        """Adds how positions are told, and what is predicted."""
+        checkpoint["positions"] = self._meanings()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses weights that learned other positions, which would load without a word and draw blurs.
+        """Refuses weights that learned other positions or outputs, which would load without a word and draw blurs.
 
         Raises:
-            ValueError: If positions were told otherwise.
+            ValueError: If positions were told otherwise, or something else was predicted.
         """
-        trained, now = checkpoint["positions"], self._positions()
+        # Files that do not say what was predicted are from when there was no choice.
+        trained, now = {"prediction": "velocity", **checkpoint["positions"]}, self._meanings()
         differing = [f"{name} {trained[name]} (here {now[name]})" for name in now if trained[name] != now[name]]
         if differing:
             raise ValueError(
@@ -258,9 +259,9 @@ class VideoDiTModule(LightningModule):
         base = math.prod(self.autoencoder.latent_grid(*self.training_config.clip_size))
         return resolution_shift(math.prod(latent_size), base, self.training_config.shift)
 
-    def _positions(self) -> dict[str, Any]:
+    def _meanings(self) -> dict[str, Any]:
         config = self.network.config
-        return {**dataclasses.asdict(config.rotary), "patch_size": config.patch_size}
+        return {**dataclasses.asdict(config.rotary), "patch_size": config.patch_size, "prediction": config.prediction}
 
     def _in_trainer(self) -> bool:
         return self._trainer is not None and self._trainer.state.status == TrainerStatus.RUNNING

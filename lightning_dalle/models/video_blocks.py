@@ -1,5 +1,6 @@
 """Residual blocks of the video diffusion transformer."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -27,6 +28,15 @@ def select_rows(
         return modulation.unsqueeze(1).unbind(2)
     # Its backward pass adds rows, where that of indexing by a tensor is serial on the CPU.
     return modulation.index_select(0, groups.flatten()).unflatten(0, groups.shape).unbind(2)
+
+
+def wave_features(times: Float[Tensor, " times"], num_features: int) -> Float[Tensor, "times num_features"]:
+    """Cosines of times at falling frequencies, then their sines."""
+    half = num_features // 2
+    # Of 1,000 steps of noise, as such networks count them.
+    frequencies = torch.exp(-math.log(10000) / half * torch.arange(half, device=times.device))
+    angles = 1000 * times.float().unsqueeze(-1) * frequencies
+    return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
 
 def modulated_norm(

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from lightning_dalle.models.initialisation import draw_normal_weights
-from lightning_dalle.models.video_blocks import VideoBlock, VideoTrunk, modulated_norm, select_rows
+from lightning_dalle.models.video_blocks import VideoBlock, VideoTrunk, modulated_norm, select_rows, wave_features
+from lightning_dalle.ops.flow_matching import velocity_towards
 from lightning_dalle.ops.packed_segments import PackedSegments
 from lightning_dalle.ops.patchify import Grid, patchify, token_grid, unpatchify
 from lightning_dalle.ops.rotary_embedding import Rotation
@@ -19,6 +20,7 @@ from lightning_dalle.ops.rotary_grid import Policies, RotaryGridConfig, grid_rot
 from lightning_dalle.ops.rotary_scaling import Direct
 
 TextConditioning = Literal["cross_attention", "joint"]
+Prediction = Literal["velocity", "clean"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,9 @@ class VideoDiTConfig:
         patch_size: Values of the grid along time, height and width that make a token.
         text_width: Features of each token that the text encoder gives.
         conditioning: `cross_attention` from video to text; `joint` attention of both in one sequence.
+        prediction: What the last layer gives: the `velocity`, or the `clean` data that it leads to, which suit patches
+            of more values than the width, through which noise does not fit (Li & He 2025).
+        data_mean: Where the outputs start, so that training need not find it first.
         time_features: Sines and cosines of the time.
         rotary: Positions; its `trained_grid` counts tokens.
         activation_checkpointing: Recompute each block in the backward pass instead of keeping its activations.
@@ -48,6 +53,8 @@ class VideoDiTConfig:
     patch_size: Grid = (1, 2, 2)
     text_width: int = 4096
     conditioning: TextConditioning = "cross_attention"
+    prediction: Prediction = "velocity"
+    data_mean: float = 0.0
     time_features: int = 256
     rotary: RotaryGridConfig
     activation_checkpointing: bool = False
@@ -62,8 +69,10 @@ class VideoDiTConfig:
             raise ValueError(f"patch_size {self.patch_size} must have three sides: time, height and width")
         if self.time_features % 2:
             raise ValueError(f"time_features ({self.time_features}) must be even: sines and cosines")
-        if self.conditioning not in get_args(TextConditioning):
-            raise ValueError(f"conditioning ({self.conditioning!r}) must be 'cross_attention' or 'joint'")
+        for name, choices in (("conditioning", TextConditioning), ("prediction", Prediction)):
+            value, known = getattr(self, name), get_args(choices)
+            if value not in known:
+                raise ValueError(f"{name} ({value!r}) must be {known[0]!r} or {known[1]!r}")
         self.rotary.split(self.head_dim)
 
     @property
@@ -116,7 +125,7 @@ class VideoDiT(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws N(0, 0.02) weights; biases, and what modulates, ends a block ungated or ends the network, become 0."""
+        """Draws N(0, 0.02) weights; biases (the last is of the data's mean), and what modulates or ends, become 0."""
         draw_normal_weights(self)
         for module in self.modules():
             if isinstance(module, VideoBlock):
@@ -125,6 +134,7 @@ class VideoDiT(nn.Module):
                     nn.init.zeros_(module.text_attention.output.weight)
         for parameter in (self.time_modulation.weight, self.output.weight, self.final_modulation):
             nn.init.zeros_(parameter)
+        nn.init.constant_(self.output.bias, self.config.data_mean * (1 if self.config.prediction == "clean" else -1))
 
     def forward(
         self,
@@ -162,16 +172,14 @@ class VideoDiT(nn.Module):
         groups = None
         if len(batches) > 1 or in_front or known_first is not None:
             groups = self._groups(grids, len(times), in_front, known_first, text.device)
-        if known_first is not None:
-            # The last of the times is that of what is known.
-            times = torch.cat([times, times.new_zeros(1)])
-        embedded = self._embed_times(times)  # [groups, width]
+        # The last of the times is that of what is known.
+        embedded = self._embed_times(times if known_first is None else torch.cat([times, times.new_zeros(1)]))
         lengths = tuple(part.shape[1] for part in tokens)
         hidden = self.trunk(
             # The identity path is as wide as the weights, whatever autocast says.
             torch.cat(tokens, dim=1).to(self.patch_embedding.weight.dtype),
             torch.cat(texts, dim=1),
-            self.time_modulation(silu(embedded)).unflatten(-1, (6, -1)),
+            self.time_modulation(silu(embedded)).unflatten(-1, (6, -1)),  # [groups, 6, width]
             rotation.cos,
             rotation.sin,
             groups,
@@ -186,6 +194,9 @@ class VideoDiT(nn.Module):
             unpatchify(part[:, in_front:], grid, self.config.patch_size)
             for part, grid in zip(parts, grids, strict=True)
         ]
+        if self.config.prediction == "clean":
+            of_each = batches, velocities, times.split([len(batch) for batch in batches])
+            velocities = [velocity_towards(*one) for one in zip(*of_each, strict=True)]
         return velocities[0] if isinstance(clips, Tensor) else [velocity.squeeze(0) for velocity in velocities]
 
     def token_grid(self, size: Sequence[int], policies: Policies | None = None) -> Grid:
@@ -235,9 +246,5 @@ class VideoDiT(nn.Module):
         return torch.cat(parts, dim=1)
 
     def _embed_times(self, times: Tensor) -> Tensor:
-        half = self.config.time_features // 2
-        # Of 1,000 steps of noise, as such networks count them.
-        frequencies = torch.exp(-math.log(10000) / half * torch.arange(half, device=times.device))
-        angles = 1000 * times.float().unsqueeze(-1) * frequencies
-        features = torch.cat([angles.cos(), angles.sin()], dim=-1).to(self.time_expand.weight.dtype)
+        features = wave_features(times, self.config.time_features).to(self.time_expand.weight.dtype)
         return self.time_contract(silu(self.time_expand(features)))

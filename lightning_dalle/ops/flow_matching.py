@@ -7,6 +7,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 TimestepDensity = Literal["uniform", "logit_normal"]
+LEAST_TIME = 0.05
+"""Where a velocity is told by the data that it leads to."""
 
 
 def interpolate(
@@ -22,6 +24,18 @@ def velocity_target(
 ) -> Float[Tensor, "batch *shape"]:
     """The line's derivative by t, which the network learns: noise - data, at every t."""
     return noise - data
+
+
+def velocity_towards(
+    points: Float[Tensor, "batch *shape"], data: Float[Tensor, "batch *shape"], times: Float[Tensor, " batch"]
+) -> Float[Tensor, "batch *shape"]:
+    """The velocity of lines that lead from points at their times to data at 0: (points - data) / t.
+
+    With the best guess of the data given each point it is the best guess of `velocity_target` (Li & He 2025, arXiv
+    2511.13720, section 4). Times below `LEAST_TIME` count as that much, so that errors are never magnified further.
+    """
+    times = times.to(points.dtype).clamp(min=LEAST_TIME).view(-1, *[1] * (points.ndim - 1))
+    return (points - data) / times
 
 
 def shift_times(times: Float[Tensor, "*shape"], shift: float | Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:

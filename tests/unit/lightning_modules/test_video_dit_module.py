@@ -14,7 +14,7 @@ from lightning_dalle.data.token_buckets import TokenBuckets
 from lightning_dalle.lightning_modules.video_dit_loss import flow_matching_loss
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.models.text_encoder_protocol import TextEncoder
-from lightning_dalle.models.video_dit import VideoDiT
+from lightning_dalle.models.video_dit import Prediction, VideoDiT
 from lightning_dalle.ops.rotary_grid import RotaryGridConfig
 from tests.unit.lightning_modules.tiny_video_dit import (
     CAPTIONS,
@@ -48,8 +48,12 @@ def _loss(module: VideoDiTModule, batch: dict[str, Any], batch_idx: int = 0) -> 
     return loss
 
 
-def test_training_lowers_the_loss_of_clips_it_sees() -> None:
-    module = tiny_module(training=dataclasses.replace(TRAINING, caption_dropout=0.0, first_frame_share=0.0))
+@pytest.mark.parametrize("prediction", ["velocity", "clean"])
+def test_training_lowers_the_loss_of_clips_it_sees(prediction: Prediction) -> None:
+    module = tiny_module(
+        network=dataclasses.replace(NETWORK, prediction=prediction),
+        training=dataclasses.replace(TRAINING, caption_dropout=0.0, first_frame_share=0.0),
+    )
     rows = [{"video": torch.full((3, 4, 8, 8), shade, dtype=torch.uint8), "caption": "red"} for shade in [30] * 16]
     data: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(rows, batch_size=8)  # type: ignore[arg-type]
     before = Trainer(**TRAINER).validate(module, data, verbose=False)[0]["val/loss"]
@@ -189,6 +193,15 @@ def test_checkpoint_is_complete_and_keeps_the_averaged_weights(tmp_path: Path) -
     captions = ["a red diamond"]
     features = [each.text_encoder.encode(captions) for each in (module, loaded)]
     assert features[0].shape == features[1].shape
+
+
+def test_checkpoint_of_other_predictions_is_refused(tmp_path: Path) -> None:
+    trainer = Trainer(**TRAINER)
+    trainer.strategy.connect(tiny_module())
+    trainer.save_checkpoint(tmp_path / "module.ckpt", weights_only=True)
+    other = dataclasses.replace(NETWORK, prediction="clean")
+    with pytest.raises(ValueError, match=r"trained with prediction velocity \(here clean\)"):
+        VideoDiTModule.load_from_checkpoint(tmp_path / "module.ckpt", weights_only=True, network=other)
 
 
 @pytest.mark.parametrize(

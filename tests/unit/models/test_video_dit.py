@@ -7,7 +7,8 @@ import jaxtyping
 import pytest
 import torch
 
-from lightning_dalle.models.video_dit import TextConditioning, VideoDiT, VideoDiTConfig
+from lightning_dalle.models.video_dit import Prediction, TextConditioning, VideoDiT, VideoDiTConfig
+from lightning_dalle.ops.flow_matching import LEAST_TIME
 from lightning_dalle.ops.rotary_grid import RotaryGridConfig
 from lightning_dalle.ops.rotary_scaling import NTKAware
 
@@ -23,6 +24,7 @@ TINY = VideoDiTConfig(
     rotary=RotaryGridConfig(trained_grid=(4, 3, 4)),
 )
 JOINT = dataclasses.replace(TINY, conditioning="joint")
+CLEAN = dataclasses.replace(TINY, prediction="clean")
 BOTH = pytest.mark.parametrize("config", [TINY, JOINT], ids=["cross_attention", "joint"])
 SIZES = [(4, 6, 8), (1, 2, 4), (3, 4, 2)]
 
@@ -54,7 +56,21 @@ def test_velocities_are_zero_and_blocks_the_identity_before_training(config: Vid
     assert all(torch.equal(hidden, output) for hidden, output in passed)
 
 
-@BOTH
+@pytest.mark.parametrize("prediction", ["velocity", "clean"])
+def test_outputs_start_from_the_mean_of_the_data(prediction: Prediction) -> None:
+    network = VideoDiT(dataclasses.replace(TINY, prediction=prediction, data_mean=0.75))
+    clips, times, text = (part.float() for part in _clips())
+    velocity = network(clips, times, text)
+    assert isinstance(velocity, torch.Tensor)
+    if prediction == "velocity":
+        # That of noise to data of this mean.
+        assert (velocity == -0.75).all()
+    else:
+        led_to = clips - times.view(3, 1, 1, 1, 1) * velocity
+        torch.testing.assert_close(led_to, torch.full_like(clips, 0.75), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("config", [TINY, JOINT, CLEAN], ids=["cross_attention", "joint", "clean"])
 @pytest.mark.parametrize("known_first", [None, [True, False, True]])
 def test_packed_clips_equal_single_ones_with_their_gradients(
     config: VideoDiTConfig, known_first: list[bool] | None
@@ -100,6 +116,21 @@ def test_every_value_depends_on_clip_time_and_caption(config: VideoDiTConfig) ->
     moved[0, 0, 3, 5, 7] += 1
     for arguments in ((moved, times, text), (clips, times / 2, text), (clips, times, text + 1)):
         assert ((network(*arguments) - before).abs() > 1e-9).all()
+
+
+@BOTH
+@pytest.mark.parametrize("known_first", [None, [True, False, True]])
+def test_clean_data_are_what_the_velocities_lead_to(config: VideoDiTConfig, known_first: list[bool] | None) -> None:
+    known = None if known_first is None else torch.tensor(known_first)
+    network, clean = _network(config), _network(dataclasses.replace(config, prediction="clean"))
+    clips, _, text = _clips()
+    times = torch.tensor([0.01, 0.3, 1.0], dtype=torch.float64)
+    output = network(clips, times, text, known_first=known)
+    velocity = clean(clips, times, text, known_first=known)
+    assert isinstance(output, torch.Tensor)
+    assert isinstance(velocity, torch.Tensor)
+    steps = torch.tensor([LEAST_TIME, 0.3, 1.0], dtype=torch.float64).view(3, 1, 1, 1, 1)
+    torch.testing.assert_close(clips - steps * velocity, output, rtol=0, atol=1e-12)
 
 
 @BOTH
@@ -189,6 +220,7 @@ def test_positions_are_no_state_and_a_network_without_memory_can_be_built() -> N
         ({"patch_size": (1, 2)}, r"patch_size \(1, 2\) must have three sides"),
         ({"time_features": 7}, r"time_features \(7\) must be even"),
         ({"conditioning": "cross"}, r"conditioning \('cross'\) must be 'cross_attention' or 'joint'"),
+        ({"prediction": "noise"}, r"prediction \('noise'\) must be 'velocity' or 'clean'"),
         ({"head_dim": 24}, r"head_dim \(24\) must be a multiple of 16"),
     ],
 )

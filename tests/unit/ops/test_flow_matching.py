@@ -10,6 +10,7 @@ from lightning_dalle.ops.flow_matching import (
     sampling_times,
     shift_times,
     velocity_target,
+    velocity_towards,
 )
 
 
@@ -38,6 +39,27 @@ def test_best_velocity_for_a_gaussian_is_the_closed_form_one() -> None:
         # Four standard errors of a regression on this many points.
         assert regressed == pytest.approx(slope, abs=0.02)
         assert float(target.mean()) == pytest.approx(-mean, abs=0.02)
+
+
+def test_velocity_towards_the_best_guess_of_gaussian_data_is_the_best_velocity() -> None:
+    mean, deviation = 0.7, 0.5
+    points = torch.linspace(-2, 2, 9, dtype=torch.float64).unsqueeze(1)
+    for time in (0.05, 0.2, 0.5, 0.9, 1.0):
+        variance = (1 - time) ** 2 * deviation**2 + time**2
+        centred = points - (1 - time) * mean
+        guess = mean + (1 - time) * deviation**2 / variance * centred
+        slope = (time - (1 - time) * deviation**2) / variance
+        velocity = velocity_towards(points, guess, torch.full((9,), time, dtype=torch.float64))
+        torch.testing.assert_close(velocity, -mean + slope * centred, rtol=0, atol=1e-12)
+
+
+def test_velocity_towards_data_is_the_line_s_and_errors_are_not_magnified_without_bound() -> None:
+    data, noise = torch.randn(2, 3, 2, 4, dtype=torch.float64)
+    times = torch.tensor([0.05, 0.4, 1.0]).double()
+    points = interpolate(data, noise, times)
+    torch.testing.assert_close(velocity_towards(points, data, times), velocity_target(data, noise))
+    near = velocity_towards(data + 1, data, torch.tensor([0.0, 1e-6, 0.1]).double())
+    torch.testing.assert_close(near[:, 0, 0], torch.tensor([20.0, 20.0, 10.0]).double())
 
 
 def test_times_follow_their_density() -> None:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from lightning_dalle.ops.flow_matching import velocity_towards
 from lightning_dalle.sampling.flow_matching import Solver, guide, integrate, keyed_noise
 
 MEAN, DEVIATION = 0.7, 0.5
@@ -42,6 +43,18 @@ def test_samples_have_the_mean_and_deviation_of_the_data() -> None:
     # Four standard errors at 20,000 samples.
     assert float(samples.mean()) == pytest.approx(MEAN, abs=4 * DEVIATION / 20_000**0.5)
     assert float(samples.std()) == pytest.approx(DEVIATION, abs=4 * DEVIATION / 40_000**0.5)
+
+
+def test_velocities_towards_the_best_guess_of_the_data_lead_to_the_same_end() -> None:
+    def towards(points: torch.Tensor, time: float) -> torch.Tensor:
+        variance = (1 - time) ** 2 * DEVIATION**2 + time**2
+        guess = MEAN + (1 - time) * DEVIATION**2 / variance * (points - (1 - time) * MEAN)
+        return velocity_towards(points, guess, torch.full((len(points),), time, dtype=points.dtype))
+
+    noise = torch.linspace(-2, 2, 9, dtype=torch.float64).unsqueeze(1)
+    # Of these steps none begins below the least time.
+    arrived = integrate(towards, noise, num_steps=20)
+    torch.testing.assert_close(arrived, integrate(_velocity, noise, num_steps=20), rtol=0, atol=1e-12)
 
 
 def test_each_step_is_told() -> None:
