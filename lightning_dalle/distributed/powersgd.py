@@ -77,6 +77,8 @@ class PowerSGD:
                 minimum_rate=config.minimum_rate,
                 minimum_elements=config.minimum_elements,
                 excluded=excluded,
+                # Of tall matrices a warm start follows the gradient better when it remembers the side of the inputs.
+                transpose=not config.warm_start,
             )
         self._like = [torch.empty(0, dtype=tensor.dtype, device=tensor.device) for tensor in tensors.values()]
         self._shapes = list(shapes.values())

@@ -14,7 +14,9 @@ class PowerSGDConfig:
         minimum_rate: Share of its elements that a matrix must save to be compressed.
         minimum_elements: Smaller tensors are not compressed.
         error_feedback: Keep what compression left out and add it to the next gradient.
-        warm_start: Start from the last factor instead of a fixed random one.
+        warm_start: Start from the last factor instead of a fixed random one (Vogels et al.), which loses less and needs
+            memory for the factors. Matrices are then taken as they are, not transposed to have no more rows than
+            columns.
         wire_format: Of the factors on the wire; everything else travels in 32 bits.
         residual_format: In which the residual rests between steps.
         uncompressed_steps: Updates at the start that are sent whole.

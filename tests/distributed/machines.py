@@ -51,7 +51,7 @@ def projected_mean(gradients: Sequence[Tensor], query: Tensor, rank: int) -> Ten
     """The mean of the machines' matrices on the span of its product with `query`, by singular values, in float64."""
     mean = torch.stack([gradient.double() for gradient in gradients]).mean(dim=0)
     matrix = mean.flatten(1)
-    transposed = matrix.shape[0] > matrix.shape[1]
+    transposed = matrix.shape[1] != query.shape[0]
     matrix = matrix.T if transposed else matrix
     product = matrix @ query.double()
     product.diagonal().add_(1e-6 * product.abs().max())

@@ -36,6 +36,16 @@ def test_matrix_is_a_view_with_no_more_rows_than_columns(shape: list[int]) -> No
     assert not tensor.any()
 
 
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=4), st.integers(1, 9))
+def test_matrix_can_be_taken_as_it_is_below_full_rank(shape: list[int], rank: int) -> None:
+    (matrix,) = plan_compression({"weight": shape}, rank=rank, minimum_rate=-9, transpose=False).matrices
+    tensor = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
+    viewed = matrix.matrix_of(tensor)
+    assert viewed.shape == (matrix.rows, matrix.columns)
+    assert torch.equal(viewed, tensor.flatten(1)) or rank >= matrix.rows
+    assert matrix.rank == min(rank, matrix.rows, matrix.columns)
+
+
 @pytest.mark.parametrize(("width", "rank", "rate"), [(1920, 512, 0.833), (2688, 640, 0.851), (3968, 896, 0.859)])
 def test_rate_of_the_paper_s_layout(width: int, rank: int, rate: float) -> None:
     shards = 8
