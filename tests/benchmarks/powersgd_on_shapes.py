@@ -1,10 +1,11 @@
 """The small transformer of the shapes recipe on 2 x 2 ranks: validation loss with whole and with compressed gradients.
 
-python -m tests.benchmarks.powersgd_on_shapes --updates 300 --compressed rank=15 rank=15,warm_start=true
+python -m tests.benchmarks.powersgd_on_shapes --updates 300
 
-At rank 15 a process saves 85 % of the matrices of layers, which is how the paper counts. Of all gradients it saves
-less, since embeddings and unembeddings travel whole, which are much of a small network. The optimizer is AdamW, since
-Muon needs whole matrices.
+Other compressed runs than that of the default, which starts uncompressed and has warm factors, are named as
+`--compressed rank=15 rank=15,warm_start=true`. At rank 15 a process saves 85 % of the matrices of layers, which is how
+the paper counts. Of all gradients it saves less, since embeddings and unembeddings travel whole, which are much of a
+small network. The optimizer is AdamW, since Muon needs whole matrices.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from tests.benchmarks.shapes_transformer import QUIET, prepare, shapes, transfor
 from tests.ranks import run_ranks
 
 RANKS = 4
+DEFAULT = "rank=15,warm_start=true,uncompressed_steps=30"
 
 
 class _Curve(Callback):
@@ -75,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=16, help="of all ranks together")
-    parser.add_argument("--compressed", nargs="*", default=["rank=15"], help="settings of the strategy, by run")
+    parser.add_argument("--compressed", nargs="*", default=[DEFAULT], help="settings of the strategy, by run")
     parser.add_argument("--without-whole", action="store_true", help="leave out the uncompressed run")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
