@@ -77,8 +77,8 @@ show([sample["video"] for sample in samples], [sample["caption"] for sample in s
 # %% [markdown]
 # ## Training
 #
-# Points between noise and clip are shown to the network, which learns the velocity from one to the other. Eight by
-# eight pixels of a frame make one token.
+# Points between noise and clip are shown to the network, which learns the velocity from one to the other, by way of the
+# clean clip. Eight by eight pixels of two frames make one token.
 
 # %%
 CaptionTokenizer.train(data.captions("train"), 512).save(folder / "tokenizer.json")
@@ -90,11 +90,14 @@ if FAST:
             head_dim=32,
             feed_forward_width=128,
             channels=3,
-            patch_size=(1, 8, 8),
+            patch_size=(2, 8, 8),
             text_width=32,
-            rotary=RotaryGridConfig(trained_grid=(8, 4, 4)),
+            conditioning="joint",
+            prediction="clean",
+            data_mean=0.9,
+            rotary=RotaryGridConfig(trained_grid=(4, 4, 4)),
         ),
-        VideoDiTTraining(clip_size=(8, 32, 32), optimizer="muon", learning_rate=3e-3, warmup_updates=2),
+        VideoDiTTraining(clip_size=(8, 32, 32), optimizer="muon", learning_rate=4e-3, warmup_updates=2, shift=8.0),
         TextTowerConfig(depth=1, num_heads=1, head_dim=32),
         tokenizer=folder / "tokenizer.json",
     )
@@ -126,15 +129,17 @@ print({name: round(share, 2) for name, share in attribute_shares(clips, held_out
 # ## Longer and wider than in training
 #
 # Each axis takes a policy. `direct` goes on counting; `position_interpolation` squeezes the longer axis into the
-# trained range; `ntk_aware` lowers the slow frequencies and leaves the fast; `yarn` does so by bands; `riflex`, for
-# time alone, lowers the one frequency that would make clips repeat themselves. The oracle tells what is left of the
+# trained range; `ntk_aware` lowers the slow frequencies and leaves the fast; `yarn` does so by bands, told here by how
+# often they turn over 4 tokens; `riflex`, for time alone, lowers the one frequency that would make clips repeat
+# themselves, and so changes nothing where 6 tokens do not reach its period, 2 pi. The oracle tells what is left of the
 # caption, and the mean difference of neighbouring frames how much moves, against real clips of that size.
 
 # %%
+YARN = {"kind": "yarn", "slow_rotations": 0.1, "fast_rotations": 0.6}
 SIZES = {"12 frames": {"num_frames": 12}, "32 x 48": {"width": 48}}
 POLICIES = {
-    "12 frames": ["direct", "position_interpolation", "ntk_aware", {"kind": "yarn", "fast_rotations": 1.3}, "riflex"],
-    "32 x 48": ["direct", "position_interpolation", "ntk_aware", {"kind": "yarn", "fast_rotations": 1.3}],
+    "12 frames": ["direct", "position_interpolation", "ntk_aware", YARN, "riflex"],
+    "32 x 48": ["direct", "position_interpolation", "ntk_aware", YARN],
 }
 AXIS = {"12 frames": 0, "32 x 48": 2}
 SEEDS = [0] if FAST else [0, 1, 2]

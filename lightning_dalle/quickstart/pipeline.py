@@ -44,7 +44,7 @@ TYPICAL_SECONDS = {
         "pictures": 25,
         "report": 1,
     },
-    "moving-shapes": {"tokenizer": 1, "video_dit": 1069, "pictures": 42, "report": 1},
+    "moving-shapes": {"tokenizer": 2, "video_dit": 750, "pictures": 21, "report": 1},
 }
 
 
