@@ -18,7 +18,7 @@ class Sizes:
     length: int = 4096
     heads: int = 8
     head_dim: int = 64
-    rounds: int = 5
+    rounds: int = 15
     depth: int = 8
 
     def pattern(self, kind: PatternKind) -> AttentionPattern:
