@@ -8,10 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_dalle.ops.attention_tiles import AttentionTiles
-
-# Elements of the queries that one call takes on the CPU: a megabyte of float32.
-_CALL_ELEMENTS = 2**18
+from lightning_dalle.ops.attention_tiles import CALL_ELEMENTS, AttentionTiles
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class PlannedTiles:
 
     def call_size(self, queries: Tensor) -> int:
         """How many of the tiles one call takes: on the CPU, large results cost more than many calls."""
-        return max(1, _CALL_ELEMENTS // queries[0].numel()) if queries.device.type == "cpu" else len(queries)
+        return max(1, CALL_ELEMENTS // queries[0].numel()) if queries.device.type == "cpu" else len(queries)
 
     def additive_mask(self, like: Tensor) -> Tensor:
         """0 or -inf for each pair of a tile, [1, 1, queries, keys]."""

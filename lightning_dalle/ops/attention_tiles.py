@@ -12,6 +12,8 @@ from lightning_dalle.ops.attention_pattern import AttentionPattern
 # Queries of a tile. Smaller tiles hold fewer keys that the pattern hides, larger ones are computed faster by the key.
 _ROW_TILE, _CONVOLUTION_TILE, _DENSE_TILE = 32, 64, 128
 _VECTOR = 16
+CALL_ELEMENTS = 2**18
+"""Elements of the queries that one call takes on the CPU, a megabyte of float32: large results cost more than calls."""
 
 
 @dataclass(frozen=True)

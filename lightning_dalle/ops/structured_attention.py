@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from lightning_dalle.ops.attention_dropout import dropout_factors
 from lightning_dalle.ops.attention_pattern import AttentionPattern
-from lightning_dalle.ops.attention_tiles import AttentionTiles, tiles_of, window_mask, window_reach
+from lightning_dalle.ops.attention_tiles import CALL_ELEMENTS, AttentionTiles, tiles_of, window_mask, window_reach
 from lightning_dalle.ops.block_attention import (
     BlockMask,
     additive_mask,
@@ -25,9 +25,6 @@ from lightning_dalle.ops.block_attention import (
     share_of_second,
 )
 from lightning_dalle.ops.tile_gradients import add_shares, add_tile_gradients
-
-# Elements of the queries that one call takes on the CPU: a megabyte of float32.
-_CALL_ELEMENTS = 2**18
 
 
 class StructuredAttention(torch.autograd.Function):
@@ -89,7 +86,7 @@ def _calls(ctx: Any, tiles: AttentionTiles, *views: Tensor) -> Iterator[tuple[Bl
     queries = views[0]
     mask = _mask(ctx, tiles, queries)
     factors = (_dropout_factors(ctx, tiles, queries),) if ctx.dropout else ()
-    size = max(1, _CALL_ELEMENTS // queries[0, 0].numel())
+    size = max(1, CALL_ELEMENTS // queries[0, 0].numel())
     for parts in zip(*(_parts(view, size) for view in (*views, *factors)), strict=True):
         if ctx.dropout:
             mask = replace(mask, dropout_factors=parts[-1])

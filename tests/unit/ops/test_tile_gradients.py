@@ -29,7 +29,7 @@ def test_however_many_tiles_one_call_takes_the_gradients_are_the_same(
     pattern = AttentionPattern(kind, 7, HEIGHT, WIDTH, 5)
     expected = _gradients(pattern, batch, heads, dropout)
     for elements in (1, 5000):
-        monkeypatch.setattr(structured_attention, "_CALL_ELEMENTS", elements)
+        monkeypatch.setattr(structured_attention, "CALL_ELEMENTS", elements)
         monkeypatch.setattr(tile_gradients, "_SCORES", elements)
         torch.testing.assert_close(_gradients(pattern, batch, heads, dropout), expected, atol=1e-13, rtol=1e-12)
 
