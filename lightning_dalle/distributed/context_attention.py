@@ -131,7 +131,7 @@ class ContextAttention:
         plan = self._plans[case]
         output: Tensor
         if isinstance(plan, WindowPlan):
-            output = WindowAttention.apply(query, key, value, self._key_exchange, plan, dropout, self.traffic)
+            output = WindowAttention.apply(query, key, value, self._key_exchange, plan, dropout)
         else:
             output = RingAttention.apply(query, key, value, self.ring, plan, dropout)
         return output

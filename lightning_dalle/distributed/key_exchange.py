@@ -29,7 +29,7 @@ class KeyExchange:
     """
 
     def __init__(self, ring: Ring, runs: Sequence[Sequence[range]], borders: Sequence[Sequence[range]]) -> None:
-        self._ring = ring
+        self.ring = ring
         self._length = sum(map(len, borders[ring.rank]))
         self._own = _segments(runs[ring.rank], borders[ring.rank])
         others = [rank for rank in range(ring.size) if rank != ring.rank]
@@ -71,7 +71,7 @@ class KeyExchange:
             rank: like.new_empty(*like.shape[:-2], sum(segment.length for segment in segments), like.shape[-1])
             for rank, segments in expected.items()
         }
-        return start_transfer(self._ring.group, sent, received, self._ring.traffic)
+        return start_transfer(self.ring.group, sent, received, self.ring.traffic)
 
 
 @dataclass(frozen=True)

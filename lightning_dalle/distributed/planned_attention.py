@@ -9,7 +9,13 @@ from torch import Tensor
 from lightning_dalle.distributed.attention_plan import PlannedBlock
 from lightning_dalle.distributed.planned_tiles import PlannedTiles
 from lightning_dalle.ops.attention_dropout import dropout_factors
-from lightning_dalle.ops.block_attention import BlockMask, attend_block, attend_block_backward, share_of_second
+from lightning_dalle.ops.block_attention import (
+    BlockMask,
+    additive_mask,
+    attend_block,
+    attend_block_backward,
+    share_of_second,
+)
 from lightning_dalle.ops.tile_gradients import add_shares, add_tile_gradients
 
 Planned = PlannedBlock | PlannedTiles
@@ -118,12 +124,13 @@ class AttentionResult:
         for_queries = (self.grad_output, self.query, self.output, grad_query)
         log_sum_exp = tiles.queries(self.log_sum_exp, dim=-1)
         pieces = [piece for total in grad_pair for piece in tiles.key_pieces(total)]
+        mask = block.additive_mask(self.query)
         for member in range(groups):
             # Query heads that share a key head lie side by side.
             heads = (slice(None), slice(None), slice(member, None, groups))
             grad_output, query, output, total = (tiles.queries(tensor)[heads] for tensor in for_queries)
             inputs = grad_output, query, *map(tiles.keys, pair), output, log_sum_exp[heads]
-            add_tile_gradients(inputs, (total, *pieces), block.additive_mask(query))
+            add_tile_gradients(inputs, (total, *pieces), mask)
 
     def _add_fused(self, block: Planned, pair: Tensor, grad_query: Tensor, grad_pair: Tensor) -> None:
         queries = block.of_queries(self.query)
@@ -134,8 +141,8 @@ class AttentionResult:
         views = *inputs, block.of_queries(grad_query), *pieces
         for mask, parts in _calls(block, self.query, self.dropout, *views):
             of_query, *of_keys = attend_block_backward(*parts[: len(inputs)], mask=mask)
-            total, *totals = parts[len(inputs) :]
-            add_shares((total, *totals), (of_query, *(_by_key_heads(share, totals[0]) for share in of_keys)))
+            totals = parts[len(inputs) :]
+            add_shares(totals, (of_query, *(_by_key_heads(share, totals[1]) for share in of_keys)))
 
 
 def accumulator_dtype(tensor: Tensor) -> torch.dtype:
@@ -158,9 +165,7 @@ def _calls(
     block: Planned, query: Tensor, dropout: PositionalDropout | None, *views: Tensor
 ) -> Iterator[tuple[BlockMask, list[Tensor]]]:
     """The masks and the parts of views, queries first, that one call after another takes."""
-    additive = None
-    if block.hidden is not None:
-        additive = query.new_zeros(block.hidden.shape).masked_fill_(block.hidden, float("-inf"))
+    additive = None if block.hidden is None else additive_mask(~block.hidden, query.dtype)
     factors = None if dropout is None else dropout.factors(block, query)
     size = block.call_size(views[0])
     for start in range(0, len(views[0]), size):

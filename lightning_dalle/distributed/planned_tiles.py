@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_dalle.ops.attention_tiles import CALL_ELEMENTS, AttentionTiles
+from lightning_dalle.ops.block_attention import additive_mask
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,10 @@ class PlannedTiles:
 
     def additive_mask(self, like: Tensor) -> Tensor:
         """0 or -inf for each pair of a tile, [1, 1, queries, keys]."""
-        mask = like.new_zeros(1, 1, self.tiles.num_queries, self.tiles.num_keys)
-        hidden = mask.new_ones(mask.shape, dtype=torch.bool).triu_(1) if self.causal else self.hidden
-        return mask if hidden is None else mask.masked_fill_(hidden, float("-inf"))
+        if self.hidden is not None:
+            return additive_mask(~self.hidden, like.dtype)
+        attends = like.new_ones((1, 1, self.tiles.num_queries, self.tiles.num_keys), dtype=torch.bool)
+        return additive_mask(attends.tril_() if self.causal else attends, like.dtype)
 
     def of_sequences(self, numbers: Tensor) -> Tensor:
         """Numbers of samples and heads, [batch, heads, 1, 1], to be broadcast to the tiles' scores."""

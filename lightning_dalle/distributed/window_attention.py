@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightning_dalle.distributed.context_traffic import ContextTraffic
 from lightning_dalle.distributed.key_exchange import KeyExchange
 from lightning_dalle.distributed.planned_attention import (
     AttentionResult,
@@ -36,10 +35,9 @@ class WindowAttention(torch.autograd.Function):
         exchange: KeyExchange,
         plan: WindowPlan,
         dropout: PositionalDropout | None,
-        traffic: ContextTraffic,
     ) -> Tensor:
         """Joins the tiles by their log-sum-exps."""
-        query = query.contiguous()
+        query, traffic = query.contiguous(), exchange.ring.traffic
         pair = torch.stack([key, value])
         softmax = RunningSoftmax.empty(query)
         fetched = exchange.fetch(pair)
@@ -51,7 +49,7 @@ class WindowAttention(torch.autograd.Function):
             for tiles in plan.outer:
                 softmax.add(tiles, query, border, dropout)
         output, log_sum_exp = softmax.finished(query.dtype)
-        ctx.exchange, ctx.plan, ctx.dropout, ctx.traffic = exchange, plan, dropout, traffic
+        ctx.exchange, ctx.plan, ctx.dropout = exchange, plan, dropout
         ctx.save_for_backward(query, pair, output, log_sum_exp)
         return output
 
@@ -60,7 +58,7 @@ class WindowAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Computes each tile's share with the log-sum-exp of the whole."""
         query, pair, output, log_sum_exp = ctx.saved_tensors
-        exchange, plan, traffic = ctx.exchange, ctx.plan, ctx.traffic
+        exchange, plan, traffic = ctx.exchange, ctx.plan, ctx.exchange.ring.traffic
         fetched = exchange.fetch(pair)
         result = AttentionResult(query, output, log_sum_exp, grad_output.contiguous(), ctx.dropout)
         with traffic.computing():
@@ -75,4 +73,4 @@ class WindowAttention(torch.autograd.Function):
             result.add_gradients(plan.inner[1], pair, grad_query, grad_pair)
         brought_home.add_to(grad_pair)
         grad_key, grad_value = grad_pair.to(pair.dtype).unbind(0)
-        return grad_query.to(query.dtype), grad_key, grad_value, None, None, None, None
+        return grad_query.to(query.dtype), grad_key, grad_value, None, None, None

@@ -26,7 +26,7 @@ class BlockMask:
     dropout_factors: Float[Tensor, "batch heads queries keys"] | None = None
 
 
-def additive_mask(attends: Bool[Tensor, "queries keys"], dtype: torch.dtype) -> Float[Tensor, "queries keys"]:
+def additive_mask(attends: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
     """0 where a query attends, else -inf: what the fused kernels take without a conversion per call.
 
     A mask first built while sampling in inference mode can still be used by a backward pass later.
