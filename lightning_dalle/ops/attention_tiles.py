@@ -84,7 +84,7 @@ def window_mask(pattern: AttentionPattern, device: torch.device | str = "cpu") -
 def window_reach(pattern: AttentionPattern) -> int:
     """Positions before a tile's first query that its keys start at: the pattern's reach, rounded up if long.
 
-    Products are a tenth faster where numbers of keys fill whole vectors.
+    Products are faster where numbers of keys fill whole vectors.
     """
     reach = pattern.reach
     return reach if reach < _VECTOR else -(-reach // _VECTOR) * _VECTOR

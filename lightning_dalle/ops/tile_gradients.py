@@ -1,7 +1,7 @@
 """Gradients of many small tiles of attention on the CPU, in batched products of views and in buffers that are reused.
 
-Of tiles of 32 x 64 that takes two thirds of the fused kernel's time, which fills fresh memory with every call and
-leaves it to another pass to add up what belongs to the same keys.
+The fused kernel takes longer: it fills fresh memory with every call, and leaves it to another pass to add up what
+belongs to the same keys.
 """
 
 import math
@@ -40,7 +40,7 @@ def add_tile_gradients(
     with torch.autocast("cpu", enabled=False):
         for grad_output, query, key, value, output, log_sum_exp, grad_query, *pieces in zip(*batches, strict=True):
             weights, grad_scores, share_of_query, share_of_key = (buffer[: len(query)] for buffer in buffers)
-            # Not exp, which takes six times as long where it gives 0.
+            # Not exp, which is slow where it gives 0.
             torch.sub(additive_mask[0], (log_sum_exp * _LOG2_E).unsqueeze_(-1), out=weights)
             weights.baddbmm_(query, key.mT, alpha=scale * _LOG2_E).exp2_()
             _add(pieces[num_pieces:], torch.bmm(weights.mT, grad_output, out=share_of_key))
