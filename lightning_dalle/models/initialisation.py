@@ -10,7 +10,7 @@ def draw_normal_weights(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.Embedding | nn.Linear):
             nn.init.normal_(module.weight, std=0.02)
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             module.reset_parameters()

@@ -15,6 +15,7 @@ from lightning_dalle.models.video_blocks import VideoBlock, VideoTrunk, modulate
 from lightning_dalle.ops.flow_matching import velocity_towards
 from lightning_dalle.ops.packed_segments import PackedSegments
 from lightning_dalle.ops.patchify import Grid, patchify, token_grid, unpatchify
+from lightning_dalle.ops.position_waves import position_waves
 from lightning_dalle.ops.rotary_embedding import Rotation
 from lightning_dalle.ops.rotary_grid import Policies, RotaryGridConfig, grid_rotation, resolve_policies
 from lightning_dalle.ops.rotary_scaling import Direct
@@ -38,6 +39,10 @@ class VideoDiTConfig:
             of more values than the width, through which noise does not fit (Li & He 2025).
         data_mean: Where the outputs start, so that training need not find it first.
         time_features: Sines and cosines of the time.
+        pooled_text: The mean of the text's features modulates blocks together with the time (Esser et al. 2024, section
+            5), which small networks learn to follow much sooner than single words.
+        position_waves: Waves over the grid that are added to the tokens (`ops.position_waves`), so that each knows
+            where it stands: rotations tell how far apart two tokens are. 0 has none.
         rotary: Positions; its `trained_grid` counts tokens.
         activation_checkpointing: Recompute each block in the backward pass instead of keeping its activations.
 
@@ -56,6 +61,8 @@ class VideoDiTConfig:
     prediction: Prediction = "velocity"
     data_mean: float = 0.0
     time_features: int = 256
+    pooled_text: bool = False
+    position_waves: int = 0
     rotary: RotaryGridConfig
     activation_checkpointing: bool = False
 
@@ -63,8 +70,9 @@ class VideoDiTConfig:
         object.__setattr__(self, "patch_size", tuple(self.patch_size))
         sizes = {name: value for name, value in vars(self).items() if type(value) is int}
         for name, size in {**sizes, "patch_size": min(self.patch_size)}.items():
-            if size < 1:
-                raise ValueError(f"{name} ({size}) must be at least 1")
+            least = 0 if name == "position_waves" else 1
+            if size < least:
+                raise ValueError(f"{name} ({size}) must be at least {least}")
         if len(self.patch_size) != 3:
             raise ValueError(f"patch_size {self.patch_size} must have three sides: time, height and width")
         if self.time_features % 2:
@@ -115,6 +123,10 @@ class VideoDiT(nn.Module):
         self.time_expand = nn.Linear(config.time_features, width)
         self.time_contract = nn.Linear(width, width)
         self.time_modulation = nn.Linear(width, 6 * width)
+        self.text_pooling = nn.Linear(config.text_width, width) if config.pooled_text else None
+        self.position_embedding = None
+        if config.position_waves:
+            self.position_embedding = nn.Linear(2 * config.position_waves, width, bias=False)
         kinds = 2 if config.conditioning == "joint" else 1
         sizes = config.num_heads, config.head_dim, config.feed_forward_width
         blocks = (VideoBlock(*sizes, kinds, config.rotary.pairing) for _ in range(config.depth))
@@ -134,6 +146,10 @@ class VideoDiT(nn.Module):
                     nn.init.zeros_(module.text_attention.output.weight)
         for parameter in (self.time_modulation.weight, self.output.weight, self.final_modulation):
             nn.init.zeros_(parameter)
+        if self.position_embedding is not None:
+            # As large as the embedded noise, beside which positions would else be found late.
+            spread = 0.02 * (self.config.patch_features / self.config.position_waves) ** 0.5
+            nn.init.normal_(self.position_embedding.weight, std=spread)
         nn.init.constant_(self.output.bias, self.config.data_mean * (1 if self.config.prediction == "clean" else -1))
 
     def forward(
@@ -164,16 +180,22 @@ class VideoDiT(nn.Module):
         grids = [self.token_grid(batch.shape[2:], policies) for batch in batches]
         in_front = text.shape[1] if self.config.conditioning == "joint" else 0
         rotation = self._rotation(grids, in_front, policies, text)
+        # The second half of the times is that of what is known.
+        embedded = self._embed_times(times if known_first is None else torch.cat([times, torch.zeros_like(times)]))
+        if self.text_pooling is not None:
+            pooled = self.text_pooling(text.mean(dim=1))
+            embedded = embedded + (pooled if known_first is None else pooled.repeat(2, 1))
         text = self.text_contract(gelu(self.text_expand(text), approximate="tanh"))  # [clips, text, width]
         texts = [text] if len(batches) == 1 else list(text.unsqueeze(1))  # each [rows, text, width]
         tokens = [self.patch_embedding(patchify(batch, self.config.patch_size)) for batch in batches]
+        if self.position_embedding is not None:
+            places = [self.position_embedding(waves) for waves in self._waves(grids, policies, text)]
+            tokens = [torch.add(*pair) for pair in zip(tokens, places, strict=True)]
         if in_front:
             tokens = [torch.cat(pair, dim=1) for pair in zip(texts, tokens, strict=True)]
         groups = None
         if len(batches) > 1 or in_front or known_first is not None:
             groups = self._groups(grids, len(times), in_front, known_first, text.device)
-        # The last of the times is that of what is known.
-        embedded = self._embed_times(times if known_first is None else torch.cat([times, times.new_zeros(1)]))
         lengths = tuple(part.shape[1] for part in tokens)
         hidden = self.trunk(
             # The identity path is as wide as the weights, whatever autocast says.
@@ -229,14 +251,23 @@ class VideoDiT(nn.Module):
             torch.cat([table.cos for table in tables], dim=1), torch.cat([table.sin for table in tables], dim=1)
         )
 
+    @torch.compiler.disable
+    def _waves(self, grids: Sequence[Grid], policies: Policies | None, like: Tensor) -> list[Tensor]:
+        """Of the tokens of each clip."""
+        rotary, head_dim = self.config.rotary, self.config.head_dim
+        chosen = resolve_policies(rotary.policies if policies is None else policies)
+        dtype = self.patch_embedding.weight.dtype
+        count = self.config.position_waves
+        return [position_waves(rotary, head_dim, grid, chosen, count, dtype, like.device) for grid in grids]
+
     @staticmethod
     def _groups(
         grids: Sequence[Grid], num_clips: int, in_front: int, known_first: Tensor | None, device: torch.device
     ) -> Int[Tensor, "rows tokens"]:
-        """Row of the modulation for each token: a clip's time or that of what is known; those of text come after."""
+        """Row of the modulation for each token: a clip's time, or that of what is known of it; then those of text."""
         clips = torch.arange(num_clips, device=device)
-        num_times = num_clips if known_first is None else num_clips + 1
-        first = clips if known_first is None else torch.where(known_first, num_clips, clips)
+        num_times = num_clips if known_first is None else 2 * num_clips
+        first = clips if known_first is None else torch.where(known_first, num_clips + clips, clips)
         parts = []
         for index, (frames, *area) in enumerate(grids):
             rows = slice(index, index + 1) if len(grids) > 1 else slice(None)

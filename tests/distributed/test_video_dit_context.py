@@ -32,6 +32,8 @@ def _module(conditioning: str, checkpointing: bool = False) -> VideoDiTModule:
     network = dataclasses.replace(
         NETWORK,
         conditioning=conditioning,  # type: ignore[arg-type]
+        pooled_text=conditioning == "joint",
+        position_waves=6 if conditioning == "joint" else 0,
         activation_checkpointing=checkpointing,
     )
     module = tiny_module(std=0.3, network=network)

@@ -9,6 +9,7 @@ import torch
 
 from lightning_dalle.models.video_dit import Prediction, TextConditioning, VideoDiT, VideoDiTConfig
 from lightning_dalle.ops.flow_matching import LEAST_TIME
+from lightning_dalle.ops.patchify import patchify
 from lightning_dalle.ops.rotary_grid import RotaryGridConfig
 from lightning_dalle.ops.rotary_scaling import NTKAware
 
@@ -25,7 +26,11 @@ TINY = VideoDiTConfig(
 )
 JOINT = dataclasses.replace(TINY, conditioning="joint")
 CLEAN = dataclasses.replace(TINY, prediction="clean")
-BOTH = pytest.mark.parametrize("config", [TINY, JOINT], ids=["cross_attention", "joint"])
+# Told once more: the caption as a whole, and places.
+TOLD = dataclasses.replace(TINY, pooled_text=True, position_waves=5)
+JOINT_TOLD = dataclasses.replace(JOINT, pooled_text=True, position_waves=5)
+IDS = ["cross_attention", "joint", "cross_attention_told", "joint_told"]
+EACH = pytest.mark.parametrize("config", [TINY, JOINT, TOLD, JOINT_TOLD], ids=IDS)
 SIZES = [(4, 6, 8), (1, 2, 4), (3, 4, 2)]
 
 
@@ -45,7 +50,7 @@ def _clips(count: int = 3, size: tuple[int, int, int] = (4, 6, 8)) -> tuple[torc
     return clips, times, torch.randn(count, 5, 6, dtype=torch.float64, generator=generator)
 
 
-@BOTH
+@EACH
 def test_velocities_are_zero_and_blocks_the_identity_before_training(config: VideoDiTConfig) -> None:
     network, (clips, times, text) = VideoDiT(config), (part.float() for part in _clips())
     passed: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -70,7 +75,7 @@ def test_outputs_start_from_the_mean_of_the_data(prediction: Prediction) -> None
         torch.testing.assert_close(led_to, torch.full_like(clips, 0.75), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("config", [TINY, JOINT, CLEAN], ids=["cross_attention", "joint", "clean"])
+@pytest.mark.parametrize("config", [TINY, JOINT, CLEAN, TOLD, JOINT_TOLD], ids=["plain", "joint", "clean", *IDS[2:]])
 @pytest.mark.parametrize("known_first", [None, [True, False, True]])
 def test_packed_clips_equal_single_ones_with_their_gradients(
     config: VideoDiTConfig, known_first: list[bool] | None
@@ -95,7 +100,7 @@ def test_packed_clips_equal_single_ones_with_their_gradients(
     torch.testing.assert_close(gradients, expected, rtol=1e-9, atol=1e-9)
 
 
-@BOTH
+@EACH
 def test_packed_clips_do_not_see_each_other(config: VideoDiTConfig) -> None:
     network = _network(config)
     _, times, text = _clips()
@@ -107,7 +112,7 @@ def test_packed_clips_do_not_see_each_other(config: VideoDiTConfig) -> None:
     assert not torch.allclose(changed[1], before[1])
 
 
-@BOTH
+@EACH
 def test_every_value_depends_on_clip_time_and_caption(config: VideoDiTConfig) -> None:
     network = _network(config)
     clips, times, text = _clips(1)
@@ -118,7 +123,7 @@ def test_every_value_depends_on_clip_time_and_caption(config: VideoDiTConfig) ->
         assert ((network(*arguments) - before).abs() > 1e-9).all()
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("known_first", [None, [True, False, True]])
 def test_clean_data_are_what_the_velocities_lead_to(config: VideoDiTConfig, known_first: list[bool] | None) -> None:
     known = None if known_first is None else torch.tensor(known_first)
@@ -133,7 +138,7 @@ def test_clean_data_are_what_the_velocities_lead_to(config: VideoDiTConfig, know
     torch.testing.assert_close(clips - steps * velocity, output, rtol=0, atol=1e-12)
 
 
-@BOTH
+@EACH
 def test_known_first_frame_goes_by_the_time_of_data(config: VideoDiTConfig) -> None:
     network = _network(config)
     clips, times, text = _clips()
@@ -168,7 +173,36 @@ def test_positions_are_told_apart_and_policies_change_them() -> None:
     assert not torch.allclose(results[1], results[2])
 
 
-@BOTH
+def test_places_are_known_without_rotations() -> None:
+    network = _network(dataclasses.replace(TINY, position_waves=12))
+    for index in range(TINY.depth):
+        torch.nn.init.zeros_(network.get_parameter(f"trunk.blocks.{index}.attention.output.weight"))
+    clips, times, text = _clips(1)
+    same = clips[..., :2, :2].mean().expand_as(clips)
+    output = network(same, times, text)
+    assert isinstance(output, torch.Tensor)
+    tokens = patchify(output, TINY.patch_size)[0]
+    apart = torch.cdist(tokens, tokens) + torch.eye(len(tokens))
+    assert apart.min() > 1e-6
+    # A longer clip that is interpolated ends on the trained end, and one that is not begins with the trained clip.
+    longer = same[:, :, :1].expand(-1, -1, 7, -1, -1)
+    ends = network(longer, times, text, policies=("position_interpolation", "direct", "direct"))
+    begins = network(longer, times, text, policies=("direct",) * 3)
+    torch.testing.assert_close(ends[:, :, ::2], output, rtol=0, atol=1e-12)
+    torch.testing.assert_close(begins[:, :, :4], output, rtol=0, atol=1e-12)
+
+
+def test_pooled_captions_reach_what_no_attention_reads() -> None:
+    network = _network(TOLD)
+    for index in range(TOLD.depth):
+        torch.nn.init.zeros_(network.get_parameter(f"trunk.blocks.{index}.text_attention.output.weight"))
+    clips, times, text = _clips()
+    assert not torch.allclose(network(clips, times, text + 1), network(clips, times, text))
+    # It is the mean that counts here, not the order.
+    torch.testing.assert_close(network(clips, times, text.flip(1)), network(clips, times, text), rtol=0, atol=1e-12)
+
+
+@EACH
 def test_activation_checkpointing_changes_no_gradient(config: VideoDiTConfig) -> None:
     gradients = []
     for checkpointing in (False, True):
@@ -218,6 +252,7 @@ def test_positions_are_no_state_and_a_network_without_memory_can_be_built() -> N
         ({"depth": 0}, r"depth \(0\) must be at least 1"),
         ({"patch_size": (1, 0, 2)}, r"patch_size \(0\) must be at least 1"),
         ({"patch_size": (1, 2)}, r"patch_size \(1, 2\) must have three sides"),
+        ({"position_waves": -1}, r"position_waves \(-1\) must be at least 0"),
         ({"time_features": 7}, r"time_features \(7\) must be even"),
         ({"conditioning": "cross"}, r"conditioning \('cross'\) must be 'cross_attention' or 'joint'"),
         ({"prediction": "noise"}, r"prediction \('noise'\) must be 'velocity' or 'clean'"),
