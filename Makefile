@@ -13,7 +13,7 @@ NEEDS_PYTHON := lightning-dalle needs Python 3.11 or newer with venv and pip, an
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-quickstart: $(VENV)/.quickstart-installed ## Train the whole recipe on real pictures and write runs/quickstart/report.html (DATA=openmoji, shapes or moving-shapes)
+quickstart: $(VENV)/.quickstart-installed ## Train the whole recipe on real pictures and write runs/quickstart/report.html (DATA=openmoji, shapes, moving-shapes or animated-emoji)
 	$(BIN)/lightning-dalle quickstart --data $(DATA)
 
 test: $(VENV)/.dev-installed ## Run the tests

@@ -19,7 +19,7 @@ class MotionCurve(Callback):
         ValueError: If a count is below 1.
     """
 
-    def __init__(self, num_captions: int = 32, num_steps: int = 20, guidance_scale: float = 2.0, seed: int = 0) -> None:
+    def __init__(self, num_captions: int = 32, num_steps: int = 20, guidance_scale: float = 1.5, seed: int = 0) -> None:
         for name, value in (("num_captions", num_captions), ("num_steps", num_steps)):
             if value < 1:
                 raise ValueError(f"{name} ({value}) must be at least 1")

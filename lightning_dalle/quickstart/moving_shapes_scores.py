@@ -6,10 +6,10 @@ import torch
 
 from lightning_dalle.data.moving_shapes import MovingShapes
 from lightning_dalle.data.moving_shapes_oracle import attribute_shares, matches_each
-from lightning_dalle.evaluation.motion import frame_difference
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.quickstart.figures import Figure
 from lightning_dalle.quickstart.judgement import Judgement, Prompts
+from lightning_dalle.quickstart.motion_figures import motion_figures
 from lightning_dalle.quickstart.pictures import RankedPictures, split_samples
 from lightning_dalle.quickstart.settings import Sampling
 
@@ -36,7 +36,7 @@ def judge_moving_shapes(module: VideoDiTModule, data: MovingShapes, sampling: Sa
     marks = matches_each(flat, repeated)
     shares = {**attribute_shares(flat, repeated), "all": float(marks.double().mean())}
     judgement.figures += [_share_figure(name, share, len(flat)) for name, share in shares.items()]
-    judgement.figures.append(_motion_figure(flat, split_samples(data, "val", NUM_REAL_CLIPS)[0]))
+    judgement.figures += motion_figures(flat, split_samples(data, "val", NUM_REAL_CLIPS)[0])
     description = (
         "Colour, shape, direction and speed of each caption never met in training. A mark tells whether the oracle "
         "reads all four back from the clip."
@@ -55,15 +55,4 @@ def _share_figure(name: str, share: float, num_clips: int) -> Figure:
         n=num_clips,
         target=TARGETS.get(name),
         unit="%",
-    )
-
-
-def _motion_figure(generated: torch.Tensor, real: torch.Tensor) -> Figure:
-    ratio = float(frame_difference(generated).mean() / frame_difference(real).mean())
-    return Figure(
-        key="motion_ratio",
-        label="Motion, generated to real",
-        definition="Mean difference of neighbouring frames in sampled clips, over that in validation clips.",
-        value=ratio,
-        n=len(generated),
     )

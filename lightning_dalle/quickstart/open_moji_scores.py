@@ -1,7 +1,5 @@
 """How pictures of emoji are judged: by the image of the set that they resemble most."""
 
-import random
-
 import torch
 from torch import Tensor
 
@@ -11,7 +9,14 @@ from lightning_dalle.evaluation.image_scores import image_scores
 from lightning_dalle.evaluation.nearest_neighbours import nearest_neighbours
 from lightning_dalle.quickstart.figures import Figure
 from lightning_dalle.quickstart.judgement import Judgement, Prompts, best_of_figures, reconstruction_figures
-from lightning_dalle.quickstart.pictures import Models, RankedPictures, draw_ranked, reconstruct, split_samples
+from lightning_dalle.quickstart.pictures import (
+    Models,
+    RankedPictures,
+    draw_ranked,
+    reconstruct,
+    split_samples,
+    training_prompts,
+)
 from lightning_dalle.quickstart.settings import Sampling
 
 CAPTION_TARGET = 0.6
@@ -45,12 +50,6 @@ def judge_open_moji(models: Models, data: OpenMoji, sampling: Sampling) -> Judge
     judgement.figures += reconstruction_figures(splits, reconstructions, PSNR_TARGET)
     _judge_likeness(judgement, models, pictures.best, originals)
     return judgement
-
-
-def training_prompts(data: OpenMoji, sampling: Sampling) -> list[str]:
-    """Captions of the training set, chosen by the seed."""
-    captions = sorted(set(data.captions("train")))
-    return random.Random(sampling.seed).sample(captions, min(sampling.num_prompts, len(captions)))
 
 
 def _bears_caption(models: Models, pictures: RankedPictures, images: Tensor, all_captions: list[str]) -> Tensor:

@@ -1,5 +1,6 @@
 """Pictures of a finished training: drawn for captions, ranked, and reconstructed."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,3 +94,9 @@ def split_samples(
     samples = [dataset[index * len(dataset) // count] for index in range(count)]
     kind = "video" if "video" in samples[0] else "image"
     return torch.stack([sample[kind] for sample in samples]), [sample["caption"] for sample in samples]
+
+
+def training_prompts(data: CaptionedDataModule, sampling: Sampling) -> list[str]:
+    """Captions of the training set, chosen by the seed."""
+    captions = sorted(set(data.captions("train")))
+    return random.Random(sampling.seed).sample(captions, min(sampling.num_prompts, len(captions)))

@@ -44,6 +44,7 @@ TYPICAL_SECONDS = {
         "pictures": 25,
         "report": 1,
     },
+    "animated-emoji": {"tokenizer": 2, "video_dit": 750, "pictures": 21, "report": 1},
     "moving-shapes": {"tokenizer": 2, "video_dit": 750, "pictures": 21, "report": 1},
 }
 
@@ -58,12 +59,12 @@ def run_quickstart(
     """Run the whole recipe of the DALL-E paper, small: captions to ranked and scored pictures, with a report.
 
     Trains what the packaged recipes `DATA/discrete_vae`, `DATA/contrastive` and `DATA/text_to_image` say, draws
-    pictures and measures them; for moving shapes, `moving_shapes/video_dit` and clips. The output folder gets the
+    pictures and measures them; of data that move, what `DATA/video_dit` says, and clips. The output folder gets the
     checkpoints, `report.html`, `metrics.json` and offline W&B runs.
     Interrupted, the same call goes on from the last checkpoint; finished, it only prints the figures.
 
     Args:
-        data: Real drawings, or drawn shapes that an oracle reads back, still or moving.
+        data: Real drawings, still or moving, or drawn shapes that an oracle reads back, still or moving.
         output: Folder of the run.
         fresh: Delete an earlier run in that folder first.
         sampling: What is drawn for the scores.

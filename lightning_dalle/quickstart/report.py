@@ -7,7 +7,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from lightning_dalle.data.open_moji_pictures import ATTRIBUTION
+from lightning_dalle.data import animated_emoji_archive, open_moji_pictures
 from lightning_dalle.quickstart import report_pictures
 from lightning_dalle.quickstart.curves import draw_panels
 from lightning_dalle.quickstart.figures import Figure
@@ -27,19 +27,28 @@ _TITLES = {
     "openmoji": "Captions to pictures: OpenMoji",
     "shapes": "Captions to pictures: drawn shapes",
     "moving-shapes": "Captions to clips: moving shapes",
+    "animated-emoji": "Captions to clips: animated emoji",
 }
 _RECIPE = """The recipe of <cite>Zero-Shot Text-to-Image Generation</cite> (Ramesh et al. 2021), small: a tokenizer, a
 discrete VAE, a transformer over its codes and a contrastive reranker, trained from nothing on"""
+_VIDEO = "A video diffusion transformer, small, trained from nothing by flow matching on"
 _PICTURES = """Below is what the transformer draws for captions, the best of each caption’s candidates as the reranker
 sees them."""
 _LEADS = {
     "openmoji": (f"{_RECIPE} OpenMoji drawings and their Unicode names", _PICTURES),
     "shapes": (f"{_RECIPE} drawn shapes, of which some compositions were never trained on", _PICTURES),
     "moving-shapes": (
-        "A video diffusion transformer, small, trained from nothing by flow matching on clips of moving shapes, of "
-        "which some combinations were never trained on",
+        f"{_VIDEO} clips of moving shapes, of which some combinations were never trained on",
         "Below is what it draws for captions of those.",
     ),
+    "animated-emoji": (
+        f"{_VIDEO} animated emoji and their Unicode names",
+        "Below is what it draws for names that were trained on.",
+    ),
+}
+_ATTRIBUTIONS = {
+    "openmoji": open_moji_pictures.ATTRIBUTION,
+    "animated-emoji": animated_emoji_archive.ATTRIBUTION,
 }
 
 
@@ -181,6 +190,7 @@ def _extra(arguments: list[str]) -> str:
 
 
 def _licence(results: Results) -> str:
-    if results.settings["data"] != "openmoji":
+    attribution = _ATTRIBUTIONS.get(results.settings["data"])
+    if attribution is None:
         return "<footer>Made by lightning-dalle.</footer>"
-    return f"<footer>Made by lightning-dalle. {html.escape(ATTRIBUTION)} Generated pictures derive from them.</footer>"
+    return f"<footer>Made by lightning-dalle. {html.escape(attribution)} Generated pictures derive from them.</footer>"

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_dalle.data.animated_emoji import AnimatedEmoji
 from lightning_dalle.data.captioned_data_module import CaptionedDataModule
 from lightning_dalle.data.captioned_shapes import CaptionedShapes
 from lightning_dalle.data.moving_shapes import MovingShapes
 from lightning_dalle.data.open_moji import OpenMoji
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
+from lightning_dalle.quickstart.animated_emoji_scores import judge_animated_emoji
 from lightning_dalle.quickstart.judgement import Judgement, Prompts
 from lightning_dalle.quickstart.moving_shapes_scores import judge_moving_shapes
 from lightning_dalle.quickstart.open_moji_scores import judge_open_moji
@@ -28,11 +30,13 @@ def judge(folder: RunFolder, data: CaptionedDataModule, sampling: Sampling) -> N
     """Draw pictures or clips, measure, and leave them and the scores in the folder.
 
     Raises:
-        TypeError: If a recipe has other data than OpenMoji, CaptionedShapes or MovingShapes.
+        TypeError: If a recipe has other data than OpenMoji, CaptionedShapes, MovingShapes or AnimatedEmoji.
     """
+    reconstructed: dict[str, Tensor] = {}
     if isinstance(data, MovingShapes):
         judgement = judge_moving_shapes(load_final(VideoDiTModule, folder, "video_dit"), data, sampling)
-        reconstructed = {}
+    elif isinstance(data, AnimatedEmoji):
+        judgement = judge_animated_emoji(load_final(VideoDiTModule, folder, "video_dit"), data, sampling)
     elif isinstance(data, CaptionedShapes | OpenMoji):
         models = Models.load(folder)
         if isinstance(data, CaptionedShapes):
@@ -42,7 +46,7 @@ def judge(folder: RunFolder, data: CaptionedDataModule, sampling: Sampling) -> N
         originals = split_samples(data, "val", NUM_SHOWN)[0]
         reconstructed = {"originals": originals, "reconstructions": reconstruct(models.discrete_vae, originals)}
     else:
-        known = "OpenMoji, CaptionedShapes or MovingShapes"
+        known = "OpenMoji, CaptionedShapes, MovingShapes or AnimatedEmoji"
         raise TypeError(f"data ({type(data).__name__}) must be {known}, which can be judged")
     _save_pictures(folder, data, judgement, reconstructed)
     write_json(

@@ -12,18 +12,20 @@ from typing import Any, Literal
 
 from lightning_dalle.commands.recipes import find_recipe
 
-DataName = Literal["openmoji", "shapes", "moving-shapes"]
+DataName = Literal["openmoji", "shapes", "moving-shapes", "animated-emoji"]
 SAMPLING_OF: dict[str, dict[str, Any]] = {
     # Learned by heart: what is not the likeliest is a step away from every picture.
     "openmoji": {"num_candidates": 8, "temperature": 0.25, "guidance_scale": 1.0},
     "shapes": {"num_candidates": 8, "temperature": 1.0, "guidance_scale": 1.5},
-    "moving-shapes": {"num_candidates": 2, "guidance_scale": 2.0},
+    "moving-shapes": {"num_candidates": 2, "guidance_scale": 1.5},
+    "animated-emoji": {"num_candidates": 2, "guidance_scale": 1.0},
 }
 _PICTURE_STAGES = ("discrete_vae", "contrastive", "text_to_image")
 TRAINED_STAGES: dict[str, tuple[str, ...]] = {
     "openmoji": _PICTURE_STAGES,
     "shapes": _PICTURE_STAGES,
     "moving-shapes": ("video_dit",),
+    "animated-emoji": ("video_dit",),
 }
 """What is trained on each data set, in this order; each stage has a recipe."""
 
@@ -99,7 +101,7 @@ class Settings:
             raise ValueError(
                 f"extra has {', '.join(unknown)}; its stages must be among {', '.join(self.trained_stages)}"
             )
-        if self.data == "moving-shapes":
+        if "video_dit" in self.trained_stages:
             of_tokens = [name for name in ("temperature", "top_p") if getattr(self.sampling, name) is not None]
             if of_tokens:
                 raise ValueError(f"sampling.{of_tokens[0]} has no effect on clips, which have no tokens to draw")

@@ -156,6 +156,7 @@ def test_real_pictures_are_attributed_and_shown_beside_the_drawn_ones() -> None:
     assert "CC BY-SA 4.0" in page("openmoji")
     assert "<figcaption>trained</figcaption>" in page("openmoji")
     assert "CC BY-SA 4.0" not in page("shapes")
+    assert "Animated emojis by Microsoft" in page("animated-emoji")
 
 
 def test_times_are_those_of_the_stages_that_are_over() -> None:

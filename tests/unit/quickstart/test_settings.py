@@ -7,7 +7,7 @@ from lightning_dalle.quickstart.settings import TRAINED_STAGES, RunFolder, Sampl
 
 
 def test_unknown_data_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data \('mnist'\) must be one of 'openmoji', 'shapes', 'moving-shapes'"):
+    with pytest.raises(ValueError, match=r"data \('mnist'\) must be one of 'openmoji', 'shapes', 'moving-shapes', "):
         Settings(data="mnist")  # type: ignore[arg-type]
 
 
