@@ -53,7 +53,8 @@ if TYPE_CHECKING:
         PixelAutoencoder as PixelAutoencoder,
         VideoAutoencoder as VideoAutoencoder,
     )
-    from lightning_dalle.models.video_dit import VideoDiT as VideoDiT, VideoDiTConfig as VideoDiTConfig
+    from lightning_dalle.models.video_dit import VideoDiT as VideoDiT
+    from lightning_dalle.models.video_dit_config import VideoDiTConfig as VideoDiTConfig
     from lightning_dalle.ops.attention_pattern import AttentionPattern as AttentionPattern
     from lightning_dalle.ops.rotary_grid import RotaryGridConfig as RotaryGridConfig
     from lightning_dalle.ops.sequence_cut import (
@@ -111,7 +112,7 @@ _MODULE_OF = {
     "VideoAutoencoder": "lightning_dalle.models.video_autoencoder_protocol",
     "VideoAutoencoderModule": "lightning_dalle.lightning_modules.video_autoencoder_module",
     "VideoDiT": "lightning_dalle.models.video_dit",
-    "VideoDiTConfig": "lightning_dalle.models.video_dit",
+    "VideoDiTConfig": "lightning_dalle.models.video_dit_config",
     "VideoDiTModule": "lightning_dalle.lightning_modules.video_dit_module",
     "VideoDiTTraining": "lightning_dalle.lightning_modules.video_dit_training",
     "VideoSamples": "lightning_dalle.callbacks",

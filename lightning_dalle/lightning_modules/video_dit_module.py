@@ -28,7 +28,8 @@ from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTrainin
 from lightning_dalle.models.text_encoder_protocol import TextEncoder
 from lightning_dalle.models.text_tower import TextTowerConfig
 from lightning_dalle.models.video_autoencoder_protocol import PixelAutoencoder, VideoAutoencoder
-from lightning_dalle.models.video_dit import VideoDiT, VideoDiTConfig
+from lightning_dalle.models.video_dit import VideoDiT
+from lightning_dalle.models.video_dit_config import VideoDiTConfig
 from lightning_dalle.ops.flow_matching import draw_times, resolution_shift, shift_times
 from lightning_dalle.ops.keyed_generator import keyed_generator
 from lightning_dalle.ops.rotary_grid import Policies

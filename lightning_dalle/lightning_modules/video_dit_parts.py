@@ -13,7 +13,7 @@ from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTrainin
 from lightning_dalle.models.text_encoder_protocol import TextEncoder
 from lightning_dalle.models.text_tower import TextTowerConfig
 from lightning_dalle.models.video_autoencoder_protocol import VideoAutoencoder
-from lightning_dalle.models.video_dit import VideoDiTConfig
+from lightning_dalle.models.video_dit_config import VideoDiTConfig
 from lightning_dalle.ops.patchify import token_grid
 
 

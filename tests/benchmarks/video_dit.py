@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from lightning_dalle.models.video_dit import VideoDiT, VideoDiTConfig
+from lightning_dalle.models.video_dit import VideoDiT
+from lightning_dalle.models.video_dit_config import VideoDiTConfig
 from lightning_dalle.ops.rotary_grid import RotaryGridConfig
 from tests.benchmarks.table import Table, milliseconds, times_faster
 from tests.benchmarks.timing import interleaved_medians

@@ -14,7 +14,8 @@ from lightning_dalle.data.token_buckets import TokenBuckets
 from lightning_dalle.lightning_modules.video_dit_loss import flow_matching_loss
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.models.text_encoder_protocol import TextEncoder
-from lightning_dalle.models.video_dit import Prediction, VideoDiT
+from lightning_dalle.models.video_dit import VideoDiT
+from lightning_dalle.models.video_dit_config import Prediction
 from lightning_dalle.ops.rotary_grid import RotaryGridConfig
 from tests.unit.lightning_modules.tiny_video_dit import (
     CAPTIONS,

@@ -10,7 +10,7 @@ from lightning_dalle.data.tokenizer import CaptionTokenizer
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTraining
 from lightning_dalle.models.text_tower import TextTowerConfig
-from lightning_dalle.models.video_dit import VideoDiTConfig
+from lightning_dalle.models.video_dit_config import VideoDiTConfig
 from lightning_dalle.ops.rotary_grid import RotaryGridConfig
 
 NETWORK = VideoDiTConfig(

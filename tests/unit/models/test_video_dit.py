@@ -7,7 +7,8 @@ import jaxtyping
 import pytest
 import torch
 
-from lightning_dalle.models.video_dit import Prediction, TextConditioning, VideoDiT, VideoDiTConfig
+from lightning_dalle.models.video_dit import VideoDiT
+from lightning_dalle.models.video_dit_config import Prediction, TextConditioning, VideoDiTConfig
 from lightning_dalle.ops.flow_matching import LEAST_TIME
 from lightning_dalle.ops.patchify import patchify
 from lightning_dalle.ops.rotary_grid import RotaryGridConfig

@@ -5,7 +5,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from lightning_dalle.models.video_dit import VideoDiT, VideoDiTConfig
+from lightning_dalle.models.video_dit import VideoDiT
+from lightning_dalle.models.video_dit_config import VideoDiTConfig
 from lightning_dalle.ops.packed_segments import PackedSegments
 from lightning_dalle.ops.rotary_grid import RotaryGridConfig, grid_rotation
 
