@@ -44,13 +44,14 @@ def position_waves(
     interpolated here where all frequencies are, and as they are elsewhere.
     """
     axes = zip(config.split(head_dim), config.base, config.trained_grid, grid, policies, strict=True)
-    paces = torch.stack(
-        [
-            policy.frequencies(dim, base, trained, target)[0] / rotary_frequencies(dim, base)[0]
-            for dim, base, trained, target, policy in axes
-        ]
-    )
-    # A table first built while sampling in inference mode is still used in training later.
-    with torch.inference_mode(mode=False):
+    # A table first built while sampling in inference mode is still used in training later; and the sequence behind the
+    # waves is drawn on the CPU, whatever the default device.
+    with torch.inference_mode(mode=False), torch.device("cpu"):
+        paces = torch.stack(
+            [
+                policy.frequencies(dim, base, trained, target)[0] / rotary_frequencies(dim, base)[0]
+                for dim, base, trained, target, policy in axes
+            ]
+        )
         angles = grid_coordinates(grid).double() @ (paces * wave_frequencies(config.trained_grid, num_waves)).T
         return torch.cat([angles.cos(), angles.sin()], dim=-1).to(device, dtype)

@@ -85,3 +85,9 @@ def test_tables_are_cached_and_serve_training_after_sampling() -> None:
     second = _waves((2, 2, 2))
     assert not second.is_inference()
     assert first.data_ptr() == second.data_ptr()
+
+
+def test_default_device_is_of_no_account() -> None:
+    with torch.device("meta"):
+        waves = _waves((2, 3, 1))
+    assert waves.device.type == "cpu"
