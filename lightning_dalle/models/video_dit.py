@@ -73,6 +73,9 @@ class VideoDiT(nn.Module):
                     nn.init.zeros_(module.text_attention.output.weight)
         for parameter in (self.time_modulation.weight, self.output.weight, self.final_modulation):
             nn.init.zeros_(parameter)
+        if self.text_pooling is not None:
+            # Larger than the rest: with weak captions motion was not learned at all.
+            nn.init.normal_(self.text_pooling.weight, std=self.config.text_width**-0.5)
         if self.position_embedding is not None:
             # As large as the embedded noise, beside which positions would else be found late.
             spread = 0.02 * (self.config.patch_features / self.config.position_waves) ** 0.5
