@@ -10,7 +10,7 @@ from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
 
 from lightning_dalle.models.initialisation import draw_normal_weights
-from lightning_dalle.ops.attention import attend
+from lightning_dalle.ops.attention import attend_projected
 from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
 from lightning_dalle.ops.key_value_cache import KeyValueCache
 from lightning_dalle.ops.sequence_cut import current_cut, own_positions
@@ -89,15 +89,15 @@ class SelfAttention(nn.Module):
     ) -> Float[Tensor, "batch length width"]:
         """Attends within the sequence; with a cache, from the positions that `hidden` adds to it."""
         projected = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, self.head_dim))
-        query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)  # each [batch, heads, length, head_dim]
         if cache is not None:
+            query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)  # each [batch, heads, length, head_dim]
             attended = cache.attend(query, key, value)
         elif self.training and self.dropout > 0:
             # Drawn from the global generator, which activation checkpointing rewinds.
             seed = int(torch.randint(2**63 - 1, ()))
-            attended = attend(query, key, value, self.pattern, dropout=self.dropout, dropout_seed=seed)
+            attended = attend_projected(projected, self.pattern, dropout=self.dropout, dropout_seed=seed)
         else:
-            attended = attend(query, key, value, self.pattern)
+            attended = attend_projected(projected, self.pattern)
         return self.output(attended.transpose(1, 2).flatten(2))
 
 

@@ -1,5 +1,9 @@
-"""The one entry point of attention: every model calls `attend` for a whole sequence, a `KeyValueCache` to decode."""
+"""The one entry point of attention: every model calls `attend` for a whole sequence, a `KeyValueCache` to decode.
 
+A model whose one projection gives query, key and value calls `attend_projected`, which is `attend` of its parts.
+"""
+
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -11,7 +15,7 @@ from lightning_dalle.ops.attention_pattern import AttentionPattern
 from lightning_dalle.ops.block_attention import additive_mask
 from lightning_dalle.ops.packed_segments import PackedSegments
 from lightning_dalle.ops.sequence_cut import current_cut
-from lightning_dalle.ops.structured_attention import StructuredAttention
+from lightning_dalle.ops.structured_attention import StructuredAttention, parts_of
 
 MASKED_LENGTH = 192
 """Sequences up to this length are attended in one call under a mask, which is faster there than several small calls."""
@@ -41,51 +45,80 @@ def attend(
         ValueError: If the sequence does not have the pattern's length, or `dropout` is no probability below 1, or
             wanted of packed segments, which have none.
     """
+    return _attend((query, key, value), pattern, dropout, dropout_seed)
+
+
+def attend_projected(
+    query_key_value: Float[Tensor, "batch length parts heads head_dim"],
+    pattern: AttentionPattern | PackedSegments,
+    *,
+    dropout: float = 0.0,
+    dropout_seed: int = 0,
+) -> Float[Tensor, "batch heads length head_dim"]:
+    """`attend` of the three parts of one projection, whose gradient is written into one block where it is structured.
+
+    Of parts that were taken before, autograd has to copy three gradients into a fourth tensor of the size of all.
+
+    Args:
+        query_key_value: What a linear layer gives, unflattened: parts 0, 1 and 2 are query, key and value.
+        dropout: As for `attend`, like all else.
+
+    Raises:
+        ValueError: If there are not three parts, or as for `attend`.
+    """
+    if query_key_value.dim() != 5 or query_key_value.shape[2] != 3:
+        raise ValueError(
+            f"query_key_value has shape {tuple(query_key_value.shape)}; it must be [batch, length, 3, heads, head_dim]"
+        )
+    return _attend((query_key_value.permute(2, 0, 3, 1, 4),), pattern, dropout, dropout_seed)
+
+
+def _attend(
+    inputs: Sequence[Tensor], pattern: AttentionPattern | PackedSegments, dropout: float, dropout_seed: int
+) -> Tensor:
+    """Attends from query, key and value, or from the one tensor in which they are stacked."""
     if isinstance(pattern, PackedSegments) and dropout != 0:
         raise ValueError(f"dropout ({dropout}) must be 0 for packed segments, which have none")
     if current_cut() is None:
-        _check_lengths(query, key, pattern)
+        _check_lengths(inputs, pattern)
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout ({dropout}) must be in [0, 1)")
-    if query.device.type == "cpu" and query.dtype == torch.bfloat16 and query.requires_grad:
+    first = inputs[0]
+    if first.device.type == "cpu" and first.dtype == torch.bfloat16 and first.requires_grad:
         # The fused CPU kernel's backward is slower in bf16 than in fp32.
         with torch.autocast("cpu", enabled=False):
-            inputs = query.float(), key.float(), value.float()
-            return _attend(*inputs, pattern, dropout, dropout_seed).to(query.dtype)
-    return _attend(query, key, value, pattern, dropout, dropout_seed)
+            wide = [each.float() for each in inputs]
+            return _attend_in_type(wide, pattern, dropout, dropout_seed).to(first.dtype)
+    return _attend_in_type(inputs, pattern, dropout, dropout_seed)
 
 
-def _check_lengths(query: Tensor, key: Tensor, pattern: AttentionPattern | PackedSegments) -> None:
+def _check_lengths(inputs: Sequence[Tensor], pattern: AttentionPattern | PackedSegments) -> None:
+    length = inputs[0].shape[-2]
     if isinstance(pattern, PackedSegments):
-        pattern.check_lengths(query.shape[-2], key.shape[-2])
-    elif query.shape[-2] != pattern.length:
+        pattern.check_lengths(length, inputs[-1].shape[-2])
+    elif length != pattern.length:
         raise ValueError(
-            f"query has {query.shape[-2]} positions, but the pattern has {pattern.length} "
-            f"(text_length {pattern.text_length} + {pattern.height} x {pattern.width}); "
+            f"{'query' if len(inputs) == 3 else 'query_key_value'} has {length} positions, but the pattern has "
+            f"{pattern.length} (text_length {pattern.text_length} + {pattern.height} x {pattern.width}); "
             "use pattern.with_height for a prefix"
         )
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pattern: AttentionPattern | PackedSegments,
-    dropout: float,
-    dropout_seed: int,
+def _attend_in_type(
+    inputs: Sequence[Tensor], pattern: AttentionPattern | PackedSegments, dropout: float, dropout_seed: int
 ) -> Tensor:
     cut = current_cut()
     if cut is not None:
-        return cut.attend(query, key, value, pattern, dropout, dropout_seed)
+        return cut.attend(*parts_of(inputs), pattern, dropout, dropout_seed)
     if isinstance(pattern, PackedSegments):
-        return pattern.attend(query, key, value)
+        return pattern.attend(*parts_of(inputs))
     if (pattern.kind in ("full", "causal") or pattern.height == 0) and dropout == 0:
         # torch's fused kernels skip the future themselves.
-        return scaled_dot_product_attention(query, key, value, is_causal=pattern.kind != "full")
+        return scaled_dot_product_attention(*parts_of(inputs), is_causal=pattern.kind != "full")
     if pattern.length <= MASKED_LENGTH and dropout == 0:
-        mask = _additive_mask(pattern, query.device, query.dtype)
-        return scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    attended: Tensor = StructuredAttention.apply(query, key, value, pattern, dropout, dropout_seed)
+        mask = _additive_mask(pattern, inputs[0].device, inputs[0].dtype)
+        return scaled_dot_product_attention(*parts_of(inputs), attn_mask=mask)
+    attended: Tensor = StructuredAttention.apply(pattern, dropout, dropout_seed, *inputs)
     return attended
 
 

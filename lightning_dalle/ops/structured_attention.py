@@ -28,15 +28,17 @@ from lightning_dalle.ops.tile_gradients import add_shares, add_tile_gradients
 
 
 class StructuredAttention(torch.autograd.Function):
-    """Attention of [batch, heads, length, head_dim] under a pattern, with dropout by a seed."""
+    """Attention of [batch, heads, length, head_dim] under a pattern, with dropout by a seed.
+
+    Query, key and value come as three tensors, or stacked in one, whose gradient is one too.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, pattern: AttentionPattern, dropout: float, seed: int
-    ) -> Tensor:
+    def forward(ctx: Any, pattern: AttentionPattern, dropout: float, seed: int, *inputs: Tensor) -> Tensor:
         """Attends block by block, each weighed by its share of the softmax."""
-        query, key, value = (_dense_in_heads(part) for part in (query, key, value))
         ctx.pattern, ctx.dropout, ctx.seed = pattern, dropout, seed
+        inputs = tuple(_dense_in_heads(each) for each in inputs)
+        query, key, value = parts_of(inputs)
         first, *others = tiles_of(pattern)
         keys, values = (first.keys(part).squeeze(0) for part in (key, value))
         output, log_sum_exp = attend_block(query, keys, values, mask=_mask_of_first(ctx, first, query))
@@ -47,22 +49,22 @@ class StructuredAttention(torch.autograd.Function):
                 part, part_log_sum_exp = attend_block(*parts, mask=mask)
                 outputs.lerp_(part, share_of_second(total, part_log_sum_exp).to(part.dtype))
                 total.copy_(torch.logaddexp(total, part_log_sum_exp))
-        ctx.save_for_backward(query, key, value, output, log_sum_exp)
+        ctx.save_for_backward(output, log_sum_exp, *inputs)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Adds up the blocks' shares, each computed with the log-sum-exp of the whole."""
-        query, key, value, output, log_sum_exp = ctx.saved_tensors
+        output, log_sum_exp, *inputs = ctx.saved_tensors
+        query, key, value = parts_of(inputs)
         grad_output = _dense_in_heads(grad_output)
         first, *others = tiles_of(ctx.pattern)
         keys, values = (first.keys(part).squeeze(0) for part in (key, value))
-        inputs = grad_output, query, keys, values, output, log_sum_exp
-        grad_query, *shares = attend_block_backward(*inputs, mask=_mask_of_first(ctx, first, query))
-        grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
-        for total, share in zip((grad_key, grad_value), shares, strict=True):
-            first.keys(total).squeeze(0).copy_(share)
+        of_first = grad_output, query, keys, values, output, log_sum_exp
+        shares = attend_block_backward(*of_first, mask=_mask_of_first(ctx, first, query))
+        gradients = _gradients_of_first(inputs, shares)
+        grad_query, grad_key, grad_value = parts_of(gradients)
         for tiles in others:
             of_queries = tiles.queries(grad_output), tiles.queries(query)
             of_result = tiles.queries(output), tiles.queries(log_sum_exp, dim=-1)
@@ -73,7 +75,26 @@ class StructuredAttention(torch.autograd.Function):
                 continue
             for mask, parts in _calls(ctx, tiles, *views, *totals):
                 add_shares(parts[len(views) :], attend_block_backward(*parts[: len(views)], mask=mask))
-        return grad_query, grad_key, grad_value, None, None, None
+        return None, None, None, *gradients
+
+
+def parts_of(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value, given the three, or the one of which they are views."""
+    query, key, value = tensors if len(tensors) == 3 else tensors[0].unbind(0)
+    return query, key, value
+
+
+def _gradients_of_first(inputs: Sequence[Tensor], shares: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of the inputs, of which the first tile gives that of every query, and of keys and values from 0 on."""
+    gradients = [torch.empty_like(each) for each in inputs[-2:]]
+    if len(inputs) == 3:
+        gradients.insert(0, shares[0])
+    for total, share in zip(parts_of(gradients), shares, strict=True):
+        if total is not share:
+            seen, rest = total.tensor_split([share.shape[-2]], dim=-2)
+            seen.copy_(share)
+            rest.zero_()
+    return gradients
 
 
 def _dense_in_heads(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from lightning_dalle.ops.attention import attend
+from lightning_dalle.ops.attention import attend, attend_projected
 from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
 from tests.benchmarks.table import Table, milliseconds, times_faster
 from tests.benchmarks.timing import interleaved_medians
@@ -16,6 +16,7 @@ from tests.benchmarks.timing import interleaved_medians
 SPARSE_KINDS: tuple[PatternKind, ...] = ("row", "column", "convolution")
 GOALS = {32: {"row": "2.2x", "column": "2.2x", "convolution": "1.5x"}, 64: {"row": "5x", "column": "5x"}}
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+ProjectedAttention = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -37,23 +38,20 @@ class LayerAttention:
         shape = (sizes.batch, length, 3, sizes.num_heads, sizes.head_dim)
         self._projected = torch.randn(shape, generator=generator).requires_grad_()
         self._grad_output = torch.randn(sizes.batch, length, sizes.num_heads * sizes.head_dim, generator=generator)
-        self._separate = tuple(part.detach().contiguous().requires_grad_() for part in self._query_key_value())
+        self._separate = tuple(part.detach().contiguous().requires_grad_() for part in _parts(self._projected))
         self._grad_separate = torch.randn(self._separate[0].shape, generator=generator)
 
-    def forward(self, attention: Attention) -> Tensor:
-        return attention(*self._query_key_value()).transpose(1, 2).flatten(2)
+    def forward(self, attention: ProjectedAttention) -> Tensor:
+        return attention(self._projected).transpose(1, 2).flatten(2)
 
-    def _query_key_value(self) -> tuple[Tensor, ...]:
-        return self._projected.permute(2, 0, 3, 1, 4).unbind(0)
-
-    def forward_and_backward(self, attention: Attention) -> None:
+    def forward_and_backward(self, attention: ProjectedAttention) -> None:
         torch.autograd.grad(self.forward(attention), self._projected, self._grad_output)
 
     def alone(self, attention: Attention) -> None:
-        """Without what splits a projection and joins its gradients, which costs every way of attention the same."""
+        """Without what splits a projection and joins its gradients."""
         torch.autograd.grad(attention(*self._separate), self._separate, self._grad_separate)
 
-    def saved_bytes(self, attention: Attention) -> int:
+    def saved_bytes(self, attention: ProjectedAttention) -> int:
         saved: list[int] = []
 
         def measured(tensor: Tensor) -> Tensor:
@@ -65,12 +63,18 @@ class LayerAttention:
         return sum(saved)
 
 
+def _parts(projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)
+    return query, key, value
+
+
 def layer_table(sizes: AttentionSizes) -> Table:
     table = Table(
         "Attention of one layer, forward and backward",
         f"Text {sizes.text_length}, {sizes.num_heads} heads of {sizes.head_dim}, batch {sizes.batch}, fp32. Dense is "
         "`scaled_dot_product_attention`, and faster is against its faster way. Alone: of separate query, key and "
-        "value, against causal; the other columns hold the split of a projection and the join of its gradients too. "
+        "value, against causal; the other columns are of one projection, of which structured attention takes the "
+        "whole, and dense attention three views, whose gradients are joined. "
         "Saved: MB kept for the backward pass.",
         (
             "grid",
@@ -94,13 +98,17 @@ def layer_table(sizes: AttentionSizes) -> Table:
 def _layer_row(sizes: AttentionSizes, pattern: AttentionPattern) -> tuple[str, ...]:
     layer = LayerAttention(sizes, pattern.length)
     mask = torch.zeros(pattern.length, pattern.length).masked_fill_(~pattern.mask(), float("-inf"))
-    attentions: dict[str, Attention] = {
-        "structured": partial(attend, pattern=pattern),
-        "causal": partial(scaled_dot_product_attention, is_causal=True),
-        "masked": partial(scaled_dot_product_attention, attn_mask=mask),
+    causal = partial(scaled_dot_product_attention, is_causal=True)
+    attentions: dict[str, ProjectedAttention] = {
+        "structured": partial(attend_projected, pattern=pattern),
+        "causal": lambda projected: causal(*_parts(projected)),
+        "masked": lambda projected: scaled_dot_product_attention(*_parts(projected), attn_mask=mask),
     }
     works = {name: partial(layer.forward_and_backward, attention) for name, attention in attentions.items()}
-    alone = {f"{name} alone": partial(layer.alone, attentions[name]) for name in ("structured", "causal")}
+    alone = {
+        "structured alone": partial(layer.alone, partial(attend, pattern=pattern)),
+        "causal alone": partial(layer.alone, causal),
+    }
     seconds = interleaved_medians(works | alone, sizes.rounds)
     dense = min(seconds["causal"], seconds["masked"])
     saved = [f"{layer.saved_bytes(attentions[name]) / 1e6:.1f}" for name in ("structured", "causal")]
@@ -142,7 +150,7 @@ def _of_fixed_width(kind: PatternKind, sizes: AttentionSizes, grid: int) -> Atte
 def _growth_row(sizes: AttentionSizes, name: str, patterns: list[AttentionPattern]) -> tuple[str, ...]:
     works = {
         str(pattern): partial(
-            LayerAttention(sizes, pattern.length).forward_and_backward, partial(attend, pattern=pattern)
+            LayerAttention(sizes, pattern.length).forward_and_backward, partial(attend_projected, pattern=pattern)
         )
         for pattern in patterns
     }
