@@ -8,6 +8,7 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from lightning_dalle.data.captioned_dataset import CaptionedDataset, CaptionedSource
+from lightning_dalle.data.clip_batches import ClipBatches
 from lightning_dalle.data.keyed_random import check_seed
 from lightning_dalle.data.resumable_loader import KeyedSampler, ResumableLoader
 from lightning_dalle.data.tokenizer import CaptionTokenizer
@@ -95,20 +96,25 @@ class CaptionedDataModule(LightningDataModule, ABC):
         Raises:
             ValueError: the training split does not fill one batch.
         """
-        dataset = self.dataset("train", training=True)
+        dataset, batch_size = self._samples("train", training=True)
         # Strategies name the ranks that see different samples, which are not always all of them.
         shares = (self.trainer.distributed_sampler_kwargs if self.trainer else None) or {"num_replicas": 1, "rank": 0}
         sampler = KeyedSampler(dataset, shuffle=True, seed=self.seed, drop_last=True, **shares)
-        if len(sampler) < self.batch_size:
+        if batch_size is None and len(sampler) < 1:
             raise ValueError(
-                f"batch_size ({self.batch_size}) must not exceed the {len(sampler)} training samples of a rank, "
+                f"the training split makes {len(dataset)} batches for {sampler.num_replicas} ranks; lower max_tokens "
+                "or take fewer ranks"
+            )
+        if batch_size is not None and len(sampler) < batch_size:
+            raise ValueError(
+                f"batch_size ({batch_size}) must not exceed the {len(sampler)} training samples of a rank, "
                 f"since incomplete batches are left out; the training split has {len(dataset)}"
             )
         return ResumableLoader(
             dataset,
-            batch_size=self.batch_size,
+            batch_size=batch_size,
             sampler=sampler,
-            drop_last=True,
+            drop_last=batch_size is not None,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
         )
@@ -125,5 +131,10 @@ class CaptionedDataModule(LightningDataModule, ABC):
         """The split that is judged, in its order."""
         return self._plain_loader(self.test_split)
 
+    def _samples(self, split: str, training: bool = False) -> tuple[CaptionedDataset | ClipBatches, int | None]:
+        """What loaders load of a split, and how many make a batch; None where each is a batch already."""
+        return self.dataset(split, training=training), self.batch_size
+
     def _plain_loader(self, split: str) -> DataLoader:
-        return DataLoader(self.dataset(split), batch_size=self.batch_size, num_workers=self.num_workers)
+        dataset, batch_size = self._samples(split)
+        return DataLoader(dataset, batch_size=batch_size, num_workers=self.num_workers)

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
@@ -36,21 +36,37 @@ class ClipShape:
     frame_rate: float
 
     @property
+    def size(self) -> tuple[int, int, int]:
+        """Frames, height and width."""
+        return self.frames, self.height, self.width
+
+    @property
     def seconds(self) -> float:
         """From the first frame to the last."""
         return (self.frames - 1) / self.frame_rate
 
 
-def clip_seconds(content: bytes) -> float:
-    """How long a clip is shown, 0 for a still.
+class ClipExtent(NamedTuple):
+    """How long a clip is shown, 0 for a still, and how large it is, in pixels."""
+
+    seconds: float
+    height: int
+    width: int
+
+
+def clip_extent(content: bytes) -> ClipExtent:
+    """What a clip says of itself; no picture of a video is decoded for it, but those of an animated image are.
 
     Raises:
         OSError: it cannot be read.
     """
     if _is_animation(content):
-        return sum(duration for duration, _ in _animation(content))
+        parts = list(_animation(content))
+        return ClipExtent(sum(duration for duration, _ in parts), parts[0][1].height, parts[0][1].width)
     with _opened_video(content) as (_, stream):
-        return _seconds(stream)
+        if min(stream.height, stream.width) < 1:
+            raise OSError("it does not say how large its pictures are")
+        return ClipExtent(_seconds(stream), stream.height, stream.width)
 
 
 def decode_clip(

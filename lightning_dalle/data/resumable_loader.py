@@ -40,7 +40,8 @@ class KeyedSampler(DistributedSampler):
 class ResumableLoader(DataLoader):
     """A `DataLoader` over a `KeyedSampler`, whose state is where it stands.
 
-    The count is of batches handed out, not of batches that workers have prepared.
+    The count is of batches handed out, not of batches that workers have prepared. Without a `batch_size` the samples
+    are batches already, those of `ClipBatches`.
     """
 
     _epoch = 0
@@ -48,10 +49,9 @@ class ResumableLoader(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # A generator: nothing is drawn before the first batch is asked for, when the sampler knows its epoch.
-        assert self.batch_size is not None
         if isinstance(self.sampler, KeyedSampler):
             self._epoch = self.sampler.epoch
-            self._num_batches = self.sampler.num_skipped // self.batch_size
+            self._num_batches = self.sampler.num_skipped // (self.batch_size or 1)
         for batch in super().__iter__():
             self._num_batches += 1
             yield batch
@@ -61,8 +61,9 @@ class ResumableLoader(DataLoader):
         return {"epoch": self._epoch, "num_batches": self._num_batches, **self._units()}
 
     def _units(self) -> dict[str, int]:
-        assert self.batch_size is not None
-        return {"batch_size": self.batch_size, "num_replicas": getattr(self.sampler, "num_replicas", 1)}
+        own = {"max_tokens": getattr(self.dataset, "max_tokens", 0)}
+        batches = own if self.batch_size is None else {"batch_size": self.batch_size}
+        return {**batches, "num_replicas": getattr(self.sampler, "num_replicas", 1)}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Continue from a state, once iterated at its epoch."""
@@ -70,13 +71,17 @@ class ResumableLoader(DataLoader):
             logger.warning("the epoch starts again: overfit_batches has replaced the sampler that can continue in it")
             return
         units = self._units()
-        if any(state_dict[name] != value for name, value in units.items()):
+        if any(state_dict.get(name) != value for name, value in units.items()):
             logger.warning(
-                "the checkpoint was written in the middle of an epoch with batch_size %d on %d ranks, now %d on %d: "
+                "the checkpoint was written in the middle of an epoch with %s, now %s: "
                 "the epoch continues at the same batch number, but with other samples",
-                *(state_dict["batch_size"], state_dict["num_replicas"]),
-                *units.values(),
+                *map(_described, (state_dict, units)),
             )
         self._epoch, self._num_batches = state_dict["epoch"], state_dict["num_batches"]
         self.sampler.skip_epoch = self._epoch
-        self.sampler.skip = self._num_batches * units["batch_size"]
+        self.sampler.skip = self._num_batches * (self.batch_size or 1)
+
+
+def _described(units: dict[str, int]) -> str:
+    name = "batch_size" if "batch_size" in units else "max_tokens"
+    return f"{name} {units[name]} on {units['num_replicas']} ranks"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from lightning_dalle.data.keyed_random import check_seed, keyed_numpy_generator
 
@@ -20,13 +21,16 @@ class TokenBuckets:
 
     With buckets a clip goes to the smallest that holds it, and is padded to it by its last frames, rows and columns;
     batches hold clips of one bucket. Without, clips stay as they are and a batch is a list, to be packed into one
-    sequence. Either way every clip that is not dropped comes once in an epoch.
+    sequence. Either way every clip that is not dropped comes once in an epoch, and all epochs have equally many
+    batches, as Trainers expect: an epoch lets clips of equally many tokens change places in batches that were laid out
+    once. `CaptionedVideos` makes its batches so; a loader of your own takes it as its `batch_sampler`.
 
     Args:
         sizes: Of each clip of the set.
         max_tokens: Of a batch; a clip with more is dropped.
         token_size: Frames, rows and columns that make a token.
         buckets: Sizes that clips are padded to; None packs them.
+        shuffle: Whether to; else clips come in their order, as far as buckets leave it.
 
     Raises:
         ValueError: If a number is out of range, or no batch is left.
@@ -47,10 +51,12 @@ class TokenBuckets:
         token_size: Size = (1, 1, 1),
         buckets: Sequence[Size] | None = None,
         seed: int = 0,
+        shuffle: bool = True,
     ) -> None:
         if min(max_tokens, *token_size) < 1:
             raise ValueError(f"max_tokens ({max_tokens}) and token_size {token_size} must be at least 1")
         self.max_tokens, self.token_size, self.seed, self.epoch = max_tokens, token_size, check_seed(seed), 0
+        self.shuffle = shuffle
         self.buckets = None if buckets is None else sorted(map(_size, buckets), key=math.prod)
         self._targets = [self._target(_size(size)) for size in sizes]
         self._sizes = [_size(size) for size in sizes]
@@ -59,21 +65,32 @@ class TokenBuckets:
             raise ValueError(
                 f"no batch is left of {len(sizes)} clips; raise max_tokens ({max_tokens}).\n{self.report()}"
             )
+        self._layout = self._lay_out()
+        self._drawn: tuple[int, list[list[int]]] | None = None
+
+    @property
+    def sampler(self) -> "TokenBuckets":
+        """Itself: Trainers tell the epoch to the sampler of a batch sampler."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle as in this epoch from now on."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return len(self._batches())
+        return len(self._layout)
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self._batches())
 
+    def __getitem__(self, number: int) -> list[int]:
+        return self._batches()[number]
+
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch of samples with `video` and `caption`; videos are padded to their bucket, or stay a list."""
+        """A batch of samples; their `video`s are padded to their bucket, or stay a list."""
         videos = [sample["video"] for sample in samples]
-        batch: dict[str, Any] = {"video": videos, "caption": [sample["caption"] for sample in samples]}
+        others = [{name: value for name, value in sample.items() if name != "video"} for sample in samples]
+        batch: dict[str, Any] = {"video": videos, **default_collate(others)}
         if self.buckets is not None:
             targets = [self._target((video.shape[1], video.shape[2], video.shape[3])) for video in videos]
             pairs = zip(videos, targets, strict=True)
@@ -104,24 +121,46 @@ class TokenBuckets:
     def _tokens(self, size: Size) -> int:
         return math.prod(-(-side // token) for side, token in zip(size, self.token_size, strict=True))
 
+    def _kept_tokens(self, index: int) -> int:
+        target = self._targets[index]
+        assert target is not None
+        return self._tokens(target)
+
+    def _kind(self, index: int) -> Size | int:
+        """Clips of one kind can change places."""
+        target = self._targets[index]
+        return self._kept_tokens(index) if self.buckets is None or target is None else target
+
     def _batches(self) -> list[list[int]]:
+        if self._drawn is None or self._drawn[0] != self.epoch:
+            self._drawn = self.epoch, self._draw()
+        return self._drawn[1]
+
+    def _draw(self) -> list[list[int]]:
+        if not self.shuffle:
+            return self._layout
         generator = keyed_numpy_generator(self.seed, self.epoch)
-        order = [self._kept[place] for place in generator.permutation(len(self._kept))]
+        of_kind: dict[Size | int, list[int]] = {}
+        for index in generator.permutation(self._kept).tolist():
+            of_kind.setdefault(self._kind(index), []).append(index)
+        batches = [[of_kind[self._kind(index)].pop() for index in batch] for batch in self._layout]
+        return [batches[place] for place in generator.permutation(len(batches))]
+
+    def _lay_out(self) -> list[list[int]]:
+        order = keyed_numpy_generator(self.seed).permutation(self._kept).tolist() if self.shuffle else self._kept
         # One open batch for each bucket; packed clips share one.
         opened: dict[Size | None, list[int]] = {}
         filled: Counter[Size | None] = Counter()
         batches = []
         for index in order:
-            target = self._targets[index]
-            assert target is not None
-            bucket = None if self.buckets is None else target
-            if filled[bucket] + self._tokens(target) > self.max_tokens:
+            bucket = None if self.buckets is None else self._targets[index]
+            tokens = self._kept_tokens(index)
+            if filled[bucket] + tokens > self.max_tokens:
                 batches.append(opened.pop(bucket))
                 filled[bucket] = 0
             opened.setdefault(bucket, []).append(index)
-            filled[bucket] += self._tokens(target)
-        batches += opened.values()
-        return [batches[place] for place in generator.permutation(len(batches))]
+            filled[bucket] += tokens
+        return [*batches, *opened.values()]
 
 
 def pad_clip(

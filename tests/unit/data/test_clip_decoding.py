@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from lightning_dalle.data.clip_decoding import ClipShape, clip_seconds, decode_clip, decode_loop
+from lightning_dalle.data.clip_decoding import ClipShape, clip_extent, decode_clip, decode_loop
 from tests.unit.data.clip_files import animation, frames, video
 
 SHAPE = ClipShape(8, 12, 16, 8.0)
@@ -23,7 +23,9 @@ def encoded(kind: str, pixels: np.ndarray, frame_rate: int = 8) -> bytes:
 @pytest.mark.parametrize(("kind", "tolerance"), [("WEBP", 0), ("GIF", 0), ("mp4", 12), ("webm", 12)])
 def test_every_frame_is_read_in_its_order(kind: str, tolerance: int) -> None:
     content = encoded(kind, frames())
-    assert clip_seconds(content) == pytest.approx(1, abs=0.05)  # GIF counts in hundredths
+    extent = clip_extent(content)
+    assert extent.seconds == pytest.approx(1, abs=0.05)  # GIF counts in hundredths
+    assert extent[1:] == (12, 16)
     np.testing.assert_allclose(decode_clip(content, SHAPE).astype(int), in_order(frames()), atol=tolerance)
 
 
@@ -68,11 +70,11 @@ def test_transparent_parts_are_white_in_every_frame() -> None:
 
 
 def test_a_still_has_no_length() -> None:
-    assert clip_seconds(animation(frames(1))) == 0
+    assert clip_extent(animation(frames(1))).seconds == 0
 
 
 def test_what_gives_no_durations_is_shown_as_browsers_do() -> None:
-    assert clip_seconds(animation(frames(4), 0, "GIF")) == pytest.approx(0.4)
+    assert clip_extent(animation(frames(4), 0, "GIF")).seconds == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("kind", ["WEBP", "GIF", "mp4"])
@@ -85,7 +87,7 @@ def test_what_ends_too_early_is_an_error(kind: str) -> None:
 def test_what_is_no_clip_is_an_error(content: bytes) -> None:
     message = "cannot identify image file|Invalid|End of file|EOF"
     with pytest.raises(OSError, match=message):
-        clip_seconds(content)
+        clip_extent(content)
     with pytest.raises(OSError, match=message):
         decode_clip(content, SHAPE)
     with pytest.raises(OSError, match="cannot identify image file"):
@@ -112,12 +114,12 @@ def test_sound_alone_is_no_clip() -> None:
         output.mux(stream.encode(frame))
         output.mux(stream.encode())
     with pytest.raises(OSError, match="it has no video stream"):
-        clip_seconds(buffer.getvalue())
+        clip_extent(buffer.getvalue())
 
 
 def test_a_stream_that_does_not_say_its_length_is_an_error() -> None:
     with pytest.raises(OSError, match="it does not say how long it is"):
-        clip_seconds(video(frames(), container="webm", live="1"))
+        clip_extent(video(frames(), container="webm", live="1"))
 
 
 def test_a_loop_is_covered_once_whatever_its_length() -> None:
@@ -132,4 +134,4 @@ def test_without_its_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "av", None)
     assert decode_clip(animation(frames()), SHAPE).shape == (3, 8, 12, 16)
     with pytest.raises(ModuleNotFoundError, match=r"lightning-dalle\[video\]"):
-        clip_seconds(content)
+        clip_extent(content)

@@ -80,3 +80,26 @@ def test_padding_repeats_the_last_frames_rows_and_columns() -> None:
 def test_bad_settings_and_zero_batches_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TokenBuckets([(2, 2, 2)] * 2, **settings)
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=sizes, packed=st.booleans(), epoch=st.integers(1, 9))
+def test_all_epochs_have_equally_many_batches(sizes: list[Size], packed: bool, epoch: int) -> None:
+    buckets = TokenBuckets(sizes, max_tokens=64, buckets=None if packed else BUCKETS)
+    lengths = [len(list(buckets))]
+    buckets.sampler.set_epoch(epoch)
+    lengths.append(len(list(buckets)))
+    assert lengths == [len(buckets)] * 2
+
+
+def test_without_shuffling_clips_come_in_their_order() -> None:
+    packed = TokenBuckets([(2, 2, 2)] * 9, max_tokens=32, shuffle=False)
+    assert list(packed) == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    assert [packed[number] for number in range(3)] == list(packed)
+
+
+def test_what_goes_with_the_clips_is_collated() -> None:
+    samples = [{"video": torch.zeros(3, 1, 2, 2), "caption": "red", "text_tokens": torch.arange(4)}] * 2
+    batch = TokenBuckets([(1, 2, 2)] * 2, max_tokens=8).collate(samples)
+    assert batch["caption"] == ["red", "red"]
+    assert torch.equal(batch["text_tokens"], torch.arange(4).expand(2, 4))
