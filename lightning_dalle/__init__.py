@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTraining as VideoDiTTraining
     from lightning_dalle.models.contrastive import ContrastiveConfig as ContrastiveConfig
     from lightning_dalle.models.discrete_vae import DiscreteVAE as DiscreteVAE, DiscreteVAEConfig as DiscreteVAEConfig
+    from lightning_dalle.models.open_clip_text_encoder import OpenClipTextEncoder as OpenClipTextEncoder
     from lightning_dalle.models.openai_checkpoint import load_openai as load_openai
     from lightning_dalle.models.sparse_transformer import (
         SparseTransformer as SparseTransformer,
@@ -94,6 +95,7 @@ _MODULE_OF = {
     "ImageGenerationMetrics": "lightning_dalle.callbacks",
     "LossScaleMonitor": "lightning_dalle.callbacks",
     "MovingShapes": "lightning_dalle.data.moving_shapes",
+    "OpenClipTextEncoder": "lightning_dalle.models.open_clip_text_encoder",
     "OpenMoji": "lightning_dalle.data.open_moji",
     "PerBlockGradientScaling": "lightning_dalle.plugins",
     "PixelAutoencoder": "lightning_dalle.models.video_autoencoder_protocol",

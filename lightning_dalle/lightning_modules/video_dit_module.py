@@ -65,7 +65,8 @@ class VideoDiTModule(LightningModule):
         self,
         network: VideoDiTConfig | Mapping[str, Any],
         training: VideoDiTTraining | Mapping[str, Any],
-        text_encoder: TextTowerConfig | Mapping[str, Any] | TextEncoder,
+        # The command line takes the first that fits, and a class to build is a mapping, too.
+        text_encoder: TextTowerConfig | TextEncoder | Mapping[str, Any],
         tokenizer: str | Path | None = None,
         autoencoder: VideoAutoencoder | None = None,
     ) -> None:
