@@ -20,6 +20,7 @@ from lightning_dalle.lightning_modules.configuration import as_config
 from lightning_dalle.lightning_modules.data_rank import data_rank
 from lightning_dalle.lightning_modules.video_dit_loss import flow_matching_loss
 from lightning_dalle.lightning_modules.video_dit_parts import (
+    AutoencoderSource,
     build_text_encoder,
     check_agreement,
     frozen_autoencoder,
@@ -27,7 +28,7 @@ from lightning_dalle.lightning_modules.video_dit_parts import (
 from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTraining, build_optimizer, build_scheduler
 from lightning_dalle.models.text_encoder_protocol import TextEncoder
 from lightning_dalle.models.text_tower import TextTowerConfig
-from lightning_dalle.models.video_autoencoder_protocol import PixelAutoencoder, VideoAutoencoder
+from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoder
 from lightning_dalle.models.video_dit import VideoDiT
 from lightning_dalle.models.video_dit_config import VideoDiTConfig
 from lightning_dalle.ops.flow_matching import draw_times, resolution_shift, shift_times
@@ -48,17 +49,21 @@ class VideoDiTModule(LightningModule):
 
     Batches are mappings with a `video` (uint8, a list where clips are of several sizes) and a `caption` (strings).
     Instead of them `latents` and `text_features` are used, where a batch has them. Checkpoints remember how positions
-    were told, and refuse to be loaded by a module that tells them otherwise. They are complete but for an encoder or
-    autoencoder of your own, which `load_from_checkpoint` has to be given again.
+    were told, and refuse to be loaded by a module that tells them otherwise. They hold the weights of all parts, frozen
+    ones too, the tokenizer, and the sizes of all parts but an encoder or autoencoder of your own, which
+    `load_from_checkpoint` has to be given again, with any weights.
 
     Args:
         text_encoder: Sizes of a small encoder that is trained along, or a `TextEncoder`.
         tokenizer: Path of a tokenizer file, or its JSON text, for the small encoder.
-        autoencoder: Of the clips, kept frozen; None works on pixels.
+        autoencoder: Of the clips, kept frozen: path of a `VideoAutoencoderModule` checkpoint, or a `VideoAutoencoder`;
+            None works on pixels. Sizes build one whose weights a checkpoint of this module is to bring.
 
     Raises:
+        FileNotFoundError: If there is no such checkpoint or tokenizer.
         TypeError: If the encoder or autoencoder lacks a method.
-        ValueError: If sizes of the parts do not agree, or a tokenizer is missing or has no use.
+        ValueError: If sizes of the parts do not agree, a tokenizer is missing or has no use, or a checkpoint is not
+            one of an autoencoder.
     """
 
     def __init__(
@@ -68,12 +73,12 @@ class VideoDiTModule(LightningModule):
         # The command line takes the first that fits, and a class to build is a mapping, too.
         text_encoder: TextTowerConfig | TextEncoder | Mapping[str, Any],
         tokenizer: str | Path | None = None,
-        autoencoder: VideoAutoencoder | None = None,
+        autoencoder: AutoencoderSource = None,
     ) -> None:
         super().__init__()
         network_config = as_config(VideoDiTConfig, network, "network")
         self.training_config = as_config(VideoDiTTraining, training, "training")
-        self.autoencoder = PixelAutoencoder() if autoencoder is None else frozen_autoencoder(autoencoder)
+        self.autoencoder = frozen_autoencoder(autoencoder)
         self.text_encoder = build_text_encoder(text_encoder, tokenizer)
         saved: dict[str, Any] = {
             "network": dataclasses.asdict(network_config),
@@ -82,6 +87,8 @@ class VideoDiTModule(LightningModule):
         if isinstance(self.text_encoder, CaptionEncoder):
             saved["text_encoder"] = dataclasses.asdict(self.text_encoder.tower.config)
             saved["tokenizer"] = self.text_encoder.tokenizer.to_json()
+        if isinstance(self.autoencoder, CausalVideoAutoencoder):
+            saved["autoencoder"] = dataclasses.asdict(self.autoencoder.config)
         self.save_hyperparameters(saved)
         self.network = VideoDiT(network_config)
         check_agreement(network_config, self.training_config, self.text_encoder, self.autoencoder)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from torch import nn
@@ -9,28 +10,57 @@ from torch import nn
 from lightning_dalle.lightning_modules.caption_encoder import CaptionEncoder
 from lightning_dalle.lightning_modules.configuration import as_config
 from lightning_dalle.lightning_modules.tokenizer_source import load_tokenizer
+from lightning_dalle.lightning_modules.video_autoencoder_module import VideoAutoencoderModule
 from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTraining
 from lightning_dalle.models.text_encoder_protocol import TextEncoder
 from lightning_dalle.models.text_tower import TextTowerConfig
-from lightning_dalle.models.video_autoencoder_protocol import VideoAutoencoder
+from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoder, CausalVideoAutoencoderConfig
+from lightning_dalle.models.video_autoencoder_protocol import PixelAutoencoder, VideoAutoencoder
 from lightning_dalle.models.video_dit_config import VideoDiTConfig
 from lightning_dalle.ops.patchify import token_grid
 
+# The command line takes the first that fits, and a class to build is a mapping, too.
+AutoencoderSource = VideoAutoencoder | CausalVideoAutoencoderConfig | Mapping[str, Any] | str | Path | None
 
-def frozen_autoencoder(autoencoder: VideoAutoencoder) -> VideoAutoencoder:
-    """The autoencoder, without gradients.
+
+def frozen_autoencoder(source: AutoencoderSource) -> VideoAutoencoder:
+    """The autoencoder of a checkpoint, of given sizes, or the given one, without gradients; pixels for None.
 
     Raises:
+        FileNotFoundError: If there is no such checkpoint.
         TypeError: If it lacks a method.
+        ValueError: If the checkpoint is another's.
     """
+    if source is None:
+        return PixelAutoencoder()
+    if isinstance(source, str | Path):
+        autoencoder: VideoAutoencoder = _read_autoencoder(source)
+    elif isinstance(source, CausalVideoAutoencoderConfig | Mapping):
+        autoencoder = CausalVideoAutoencoder(as_config(CausalVideoAutoencoderConfig, source, "autoencoder"))
+    else:
+        autoencoder = source
     if not isinstance(autoencoder, VideoAutoencoder):
-        raise TypeError(f"autoencoder ({type(autoencoder).__name__}) must have the methods of a VideoAutoencoder")
+        raise TypeError(
+            f"autoencoder ({type(autoencoder).__name__}) must have the methods of a VideoAutoencoder, or be the path "
+            "of a checkpoint of a VideoAutoencoderModule"
+        )
     # It keeps the mode of the rest: Lightning warns where modes differ.
     return autoencoder.requires_grad_(False) if isinstance(autoencoder, nn.Module) else autoencoder
 
 
+def _read_autoencoder(path: str | Path) -> CausalVideoAutoencoder:
+    wanted = f"autoencoder ({str(path)!r}) must be a checkpoint of a VideoAutoencoderModule"
+    try:
+        return VideoAutoencoderModule.load_from_checkpoint(path, map_location="cpu", weights_only=True).network
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{wanted}, and does not exist") from None
+    # Whatever files of others lack, or hold that is no tensor.
+    except (AttributeError, KeyError, RuntimeError, TypeError, UnpicklingError, ValueError) as error:
+        raise ValueError(f"{wanted}: {error}") from error
+
+
 def build_text_encoder(
-    source: TextTowerConfig | Mapping[str, Any] | TextEncoder, tokenizer: str | Path | None
+    source: TextTowerConfig | TextEncoder | Mapping[str, Any], tokenizer: str | Path | None
 ) -> TextEncoder:
     """A small encoder of the given sizes, or the given encoder.
 

@@ -170,6 +170,7 @@ def test_foreign_encoder_and_autoencoder_serve(tmp_path: Path) -> None:
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     assert "text_encoder.scale" in trained
     assert not any(name.startswith("autoencoder") for name in trained)
+    assert isinstance(module.autoencoder, HalvingAutoencoder)
     assert float(module.autoencoder.scale) == 2
     assert (encoder.scale != 1).any()
     trainer.save_checkpoint(tmp_path / "module.ckpt")
