@@ -113,7 +113,9 @@ class VideoDiT(nn.Module):
         # The second half of the times is that of what is known.
         embedded = self._embed_times(times if known_first is None else torch.cat([times, torch.zeros_like(times)]))
         if self.text_pooling is not None:
-            pooled = self.text_pooling(text.mean(dim=1))
+            # Zeros stand behind a caption's end; and a caption that is dropped has no words at all.
+            words = (text != 0).any(dim=-1).sum(dim=1, keepdim=True).clamp(min=1)
+            pooled = self.text_pooling(text.sum(dim=1) / words)
             embedded = embedded + (pooled if known_first is None else pooled.repeat(2, 1))
         text = self.text_contract(gelu(self.text_expand(text), approximate="tanh"))  # [clips, text, width]
         texts = [text] if len(batches) == 1 else list(text.unsqueeze(1))  # each [rows, text, width]

@@ -26,7 +26,7 @@ class VideoDiTConfig:
             of more values than the width, through which noise does not fit (Li & He 2025).
         data_mean: Where the outputs start, so that training need not find it first.
         time_features: Sines and cosines of the time.
-        pooled_text: The mean of the text's features modulates blocks together with the time (Esser et al. 2024, section
+        pooled_text: The mean of the words' features modulates blocks together with the time (Esser et al. 2024, section
             5), which small networks learn to follow much sooner than single words.
         position_waves: Waves over the grid that are added to the tokens (`ops.position_waves`), so that each knows
             where it stands: rotations tell how far apart two tokens are. 0 has none.

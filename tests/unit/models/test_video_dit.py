@@ -201,6 +201,10 @@ def test_pooled_captions_reach_what_no_attention_reads() -> None:
     assert not torch.allclose(network(clips, times, text + 1), network(clips, times, text))
     # It is the mean that counts here, not the order.
     torch.testing.assert_close(network(clips, times, text.flip(1)), network(clips, times, text), rtol=0, atol=1e-12)
+    # Nor does the room behind a caption's end, or a caption that is none.
+    roomy = torch.cat([text, torch.zeros_like(text)], dim=1)
+    torch.testing.assert_close(network(clips, times, roomy), network(clips, times, text), rtol=0, atol=1e-12)
+    assert torch.isfinite(network(clips, times, torch.zeros_like(text))).all()  # type: ignore[arg-type]
 
 
 @EACH
