@@ -137,10 +137,10 @@ print({name: round(share, 2) for name, share in attribute_shares(clips, held_out
 # themselves, and so changes nothing where 6 tokens do not reach its period, 2 pi. The oracle tells what is left of the
 # caption, and the mean difference of neighbouring frames how much moves, against real clips of that size.
 #
-# Without `FAST`, the network of the quickstart (of captions never seen colour 1.00, shape .96, axis, direction and speed
-# 1.00 at this seed) was asked so with three seeds:
+# Without `FAST`, the network of the quickstart (of captions never seen colour 1.00, shape .96, axis, direction and
+# speed 1.00 at this seed) was asked so with three seeds:
 #
-# ![Share of clips from which the oracle reads colour, shape, axis, direction and speed, and motion](video_dit_policies.png)
+# ![Shares of clips from which the oracle reads each word, and motion](video_dit_policies.png)
 #
 # Wider clips keep all of it under every policy but position interpolation, which squeezes pixels that the network knows
 # at one distance only: colour falls to .38, shape to .12. Longer clips keep colour and shape; their motion is a line
