@@ -20,6 +20,7 @@ NETWORK = NetworkSizes(
     num_candidates=3,
     stretches=2,
     rounds=1,
+    step_rounds=1,
 )
 
 
