@@ -35,8 +35,8 @@ def step_table(sizes: NetworkSizes) -> Table:
     config = sizes.config
     table = Table(
         "A whole training step",
-        f"Forward, loss, backward and fused AdamW of a transformer of width {config.width} and depth {config.depth} in the "
-        f"paper's layer order, vocabularies of {config.text_vocabulary_size} and {config.image_vocabulary_size}, "
+        f"Forward, loss, backward and fused AdamW of a transformer of width {config.width} and depth {config.depth} in "
+        f"the paper's layer order, vocabularies of {config.text_vocabulary_size} and {config.image_vocabulary_size}, "
         f"{config.text_tokens} text tokens, batch {sizes.batch}, fp32. Dense: causal `scaled_dot_product_attention`.",
         ("grid", "ms", "dense ms", "faster", "goal"),
     )
