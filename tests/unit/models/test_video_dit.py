@@ -204,7 +204,7 @@ def test_pooled_captions_reach_what_no_attention_reads() -> None:
     # Nor does the room behind a caption's end, or a caption that is none.
     roomy = torch.cat([text, torch.zeros_like(text)], dim=1)
     torch.testing.assert_close(network(clips, times, roomy), network(clips, times, text), rtol=0, atol=1e-12)
-    assert torch.isfinite(network(clips, times, torch.zeros_like(text))).all()  # type: ignore[arg-type]
+    assert torch.isfinite(network(clips, times, torch.zeros_like(text))).all()
 
 
 @EACH
