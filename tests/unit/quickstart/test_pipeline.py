@@ -71,5 +71,7 @@ def test_the_remaining_time_follows_the_speed_of_this_machine(work: tuple[Pipeli
 
 def test_pictures_of_other_data_cannot_be_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Models, "load", lambda folder: fake_models(lambda caption: torch.zeros(3, 8, 8), [], 192))
-    with pytest.raises(TypeError, match="data \\(object\\) must be OpenMoji, CaptionedShapes, MovingShapes or AnimatedEmoji"):
+    with pytest.raises(
+        TypeError, match="data \\(object\\) must be OpenMoji, CaptionedShapes, MovingShapes or AnimatedEmoji"
+    ):
         judge(RunFolder(tmp_path), object(), Sampling())  # type: ignore[arg-type]
