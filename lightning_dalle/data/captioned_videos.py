@@ -132,6 +132,7 @@ class CaptionedVideos(NameSplitDataModule, CaptionedVideoDataModule):
         if max_tokens is not None:
             self._mixed = MixedSizes(self.clip_shape, max_tokens, token_size, buckets, first_frame_alone)
         self._sizes: dict[Part, Size] = {}
+        self._buckets: dict[tuple[str, bool], TokenBuckets] = {}
         self._scan: FileScan | None = None
 
     def skipped(self) -> Counter[str]:
@@ -165,10 +166,13 @@ class CaptionedVideos(NameSplitDataModule, CaptionedVideoDataModule):
         return ClipBatches(self.dataset(split, training=training), self._token_buckets(split, training)), None
 
     def _token_buckets(self, split: str, training: bool) -> TokenBuckets:
-        assert self._mixed is not None
-        source: ClipFilesSource = self.source(split)
-        sizes = [source.size(index) for index in range(len(source))]
-        return self._mixed.batches(sizes, self.seed, shuffle=training)
+        # Made once for the report and the loader.
+        if (split, training) not in self._buckets:
+            assert self._mixed is not None
+            source: ClipFilesSource = self.source(split)
+            sizes = [source.size(index) for index in range(len(source))]
+            self._buckets[split, training] = self._mixed.batches(sizes, self.seed, shuffle=training)
+        return self._buckets[split, training]
 
     def _rejects(self, part: Part, caption: str) -> str | None:
         """Why a clip is left out, if it is. Raises OSError if it is broken."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_dalle.data.clip_decoding import ClipExtent, ClipShape
-from lightning_dalle.data.token_buckets import Size, TokenBuckets
+from lightning_dalle.data.token_buckets import Size, TokenBuckets, check_tokens
 
 # Of a frame: containers round durations.
 _TOLERANCE = 0.1
@@ -37,8 +37,7 @@ class MixedSizes:
     first_frame_alone: bool
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1 or len(self.token_size) != 3 or min(self.token_size) < 1:
-            raise ValueError(f"max_tokens ({self.max_tokens}) and token_size {self.token_size} must be at least 1")
+        check_tokens(self.max_tokens, self.token_size)
         largest = frames, height, width = self.largest.size
         if self.buckets is not None and not self.buckets:
             raise ValueError("buckets must be sizes (frames, height, width), or be left out to pack clips")

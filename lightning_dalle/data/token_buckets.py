@@ -53,8 +53,7 @@ class TokenBuckets:
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
-        if min(max_tokens, *token_size) < 1:
-            raise ValueError(f"max_tokens ({max_tokens}) and token_size {token_size} must be at least 1")
+        check_tokens(max_tokens, token_size)
         self.max_tokens, self.token_size, self.seed, self.epoch = max_tokens, token_size, check_seed(seed), 0
         self.shuffle = shuffle
         self.buckets = None if buckets is None else sorted(map(_size, buckets), key=math.prod)
@@ -161,6 +160,16 @@ class TokenBuckets:
             opened.setdefault(bucket, []).append(index)
             filled[bucket] += tokens
         return [*batches, *opened.values()]
+
+
+def check_tokens(max_tokens: int, token_size: Sequence[int]) -> None:
+    """Refuse batches without room for a token, and tokens without an extent.
+
+    Raises:
+        ValueError: If a number is below 1, or there are not three sides.
+    """
+    if max_tokens < 1 or len(token_size) != 3 or min(token_size) < 1:
+        raise ValueError(f"max_tokens ({max_tokens}) and token_size {token_size} must be at least 1")
 
 
 def pad_clip(

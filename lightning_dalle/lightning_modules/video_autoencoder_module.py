@@ -49,8 +49,8 @@ class VideoAutoencoderModule(LightningModule):
     """Minimises the mean squared error of the pixels of a `CausalVideoAutoencoder`; a `VideoAutoencoder` once trained.
 
     Batches are mappings with a `video`, uint8 [batch, 3, frames, height, width], of a size that `latent_grid` takes.
-    Logged: `train/loss`, of pixels in [-1, 1], and `val/psnr` or `test/psnr` in dB, of
-    `decode(encode(video))` over all pixels of the set.
+    Logged: `train/loss`, of pixels in [-1, 1], and `val/psnr` or `test/psnr` in dB, of `decode(encode(video))` over all
+    pixels of the set.
 
     Args:
         network: Sizes.

@@ -7,7 +7,7 @@ from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.quickstart.figures import Figure
 from lightning_dalle.quickstart.judgement import Judgement, Prompts
 from lightning_dalle.quickstart.motion_figures import motion_figures
-from lightning_dalle.quickstart.pictures import RankedPictures, split_samples, training_prompts
+from lightning_dalle.quickstart.pictures import draw_clips, split_samples, training_prompts
 from lightning_dalle.quickstart.settings import Sampling
 
 
@@ -15,14 +15,11 @@ def judge_animated_emoji(module: VideoDiTModule, data: AnimatedEmoji, sampling: 
     """Measure clips of training captions: whether they are the emoji that was asked for, and whether they move."""
     clips, all_captions = split_samples(data, "all")
     captions = training_prompts(data, sampling)
-    generator = torch.Generator().manual_seed(sampling.seed)
-    generated = module.generate(captions, sampling.candidates, **sampling.distribution, generator=generator).cpu()
-    drawn = RankedPictures(captions, generated, scores=None)
+    drawn = draw_clips(module, captions, sampling)
     originals = clips[[all_captions.index(caption) for caption in captions]]
-    flat = generated.flatten(0, 1)
+    flat = drawn.images.flatten(0, 1)
     nearest = torch.cdist(flat.flatten(1).float(), clips.flatten(1).float()).argmin(dim=1)
-    pairs = zip(nearest.tolist(), drawn.repeated_captions, strict=True)
-    marks = torch.tensor([all_captions[index] == caption for index, caption in pairs]).unflatten(0, generated.shape[:2])
+    marks = drawn.bear_caption(nearest, all_captions)
     judgement = Judgement()
     judgement.figures.append(
         Figure(

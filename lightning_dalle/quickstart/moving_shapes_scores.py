@@ -2,15 +2,13 @@
 
 import random
 
-import torch
-
 from lightning_dalle.data.moving_shapes import MovingShapes
 from lightning_dalle.data.moving_shapes_oracle import attribute_shares, matches_each
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.quickstart.figures import Figure
 from lightning_dalle.quickstart.judgement import Judgement, Prompts
 from lightning_dalle.quickstart.motion_figures import motion_figures
-from lightning_dalle.quickstart.pictures import RankedPictures, split_samples
+from lightning_dalle.quickstart.pictures import draw_clips, split_samples
 from lightning_dalle.quickstart.settings import Sampling
 
 TARGETS = {"colour": 0.95, "shape": 0.9, "axis": 0.85}
@@ -29,10 +27,8 @@ def judge_moving_shapes(module: VideoDiTModule, data: MovingShapes, sampling: Sa
     judgement = Judgement()
     captions = data.held_out_captions()
     captions = random.Random(sampling.seed).sample(captions, min(sampling.num_prompts, len(captions)))
-    generator = torch.Generator().manual_seed(sampling.seed)
-    clips = module.generate(captions, sampling.candidates, **sampling.distribution, generator=generator).cpu()
-    drawn = RankedPictures(captions, clips, scores=None)
-    flat, repeated = clips.flatten(0, 1), drawn.repeated_captions
+    drawn = draw_clips(module, captions, sampling)
+    flat, repeated = drawn.images.flatten(0, 1), drawn.repeated_captions
     marks = matches_each(flat, repeated)
     shares = {**attribute_shares(flat, repeated), "all": float(marks.double().mean())}
     judgement.figures += [_share_figure(name, share, len(flat)) for name, share in shares.items()]
@@ -41,7 +37,9 @@ def judge_moving_shapes(module: VideoDiTModule, data: MovingShapes, sampling: Sa
         "Colour, shape, direction and speed of each caption never met in training. A mark tells whether the oracle "
         "reads all four back from the clip."
     )
-    judgement.prompts.append(Prompts("Held-out captions", description, drawn, marks.unflatten(0, clips.shape[:2])))
+    judgement.prompts.append(
+        Prompts("Held-out captions", description, drawn, marks.unflatten(0, drawn.images.shape[:2]))
+    )
     return judgement
 
 

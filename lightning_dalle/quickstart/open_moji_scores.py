@@ -1,6 +1,5 @@
 """How pictures of emoji are judged: by the image of the set that they resemble most."""
 
-import torch
 from torch import Tensor
 
 from lightning_dalle.data.open_moji import OpenMoji
@@ -56,10 +55,7 @@ def _bears_caption(models: Models, pictures: RankedPictures, images: Tensor, all
     """Whether the nearest image of the set bears the caption of each candidate."""
     candidates = models.contrastive.encode_images(pictures.images.flatten(0, 1))
     nearest, _ = nearest_neighbours(candidates, models.contrastive.encode_images(images))
-    pairs = zip(nearest.tolist(), pictures.repeated_captions, strict=True)
-    return torch.tensor([all_captions[index] == caption for index, caption in pairs]).unflatten(
-        0, pictures.images.shape[:2]
-    )
+    return pictures.bear_caption(nearest, all_captions)
 
 
 def _judge_likeness(judgement: Judgement, models: Models, best: Tensor, originals: Tensor) -> None:

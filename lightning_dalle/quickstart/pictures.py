@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from lightning_dalle.commands.sample import rank_best_first
@@ -14,6 +14,7 @@ from lightning_dalle.data.captioned_data_module import CaptionedDataModule
 from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule
 from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule
 from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule
+from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.quickstart.settings import RunFolder, Sampling
 
 MAX_BATCH = 256
@@ -56,6 +57,17 @@ class RankedPictures:
         """The caption of each candidate, in the order of `images.flatten(0, 1)`."""
         return [caption for caption in self.captions for _ in range(self.images.shape[1])]
 
+    def bear_caption(self, nearest: Int[Tensor, " pictures"], all_captions: Sequence[str]) -> Tensor:
+        """Whether the sample of the set that each candidate is nearest to bears its caption, [captions, candidates].
+
+        Args:
+            nearest: Index in the set, in the order of `images.flatten(0, 1)`.
+        """
+        pairs = zip(nearest.tolist(), self.repeated_captions, strict=True)
+        return torch.tensor([all_captions[index] == caption for index, caption in pairs]).unflatten(
+            0, self.images.shape[:2]
+        )
+
     @property
     def best(self) -> UInt8[Tensor, "captions 3 *size"]:
         """The picture of each caption that the reranker likes most."""
@@ -74,6 +86,13 @@ def draw_ranked(models: Models, captions: Sequence[str], sampling: Sampling) -> 
     text_features = models.contrastive.encode_captions(captions)
     cosines = torch.einsum("pcf,pf->pc", image_features, text_features).cpu()
     return RankedPictures(list(captions), *rank_best_first(candidates, cosines))
+
+
+def draw_clips(module: VideoDiTModule, captions: Sequence[str], sampling: Sampling) -> RankedPictures:
+    """Draw clips of each caption, in no order."""
+    generator = torch.Generator().manual_seed(sampling.seed)
+    clips = module.generate(captions, sampling.candidates, **sampling.distribution, generator=generator).cpu()
+    return RankedPictures(list(captions), clips, scores=None)
 
 
 def reconstruct(

@@ -44,8 +44,8 @@ TYPICAL_SECONDS = {
         "pictures": 25,
         "report": 1,
     },
-    "animated-emoji": {"tokenizer": 2, "video_dit": 750, "pictures": 21, "report": 1},
-    "moving-shapes": {"tokenizer": 2, "video_dit": 750, "pictures": 21, "report": 1},
+    "animated-emoji": {"tokenizer": 31, "video_dit": 796, "pictures": 12, "report": 1},
+    "moving-shapes": {"tokenizer": 2, "video_dit": 833, "pictures": 12, "report": 1},
 }
 
 

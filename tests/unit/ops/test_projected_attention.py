@@ -53,36 +53,30 @@ def _assert_equals_parts(projected: Tensor, tolerance: float, *arguments: Any, *
 
 
 @given(
-    kind=st.sampled_from(KINDS),
-    text_length=st.integers(1, 12),
-    height=st.integers(0, 20),
-    width=st.integers(1, 20),
-    kernel_size=st.sampled_from((1, 3, 11)),
+    pattern=st.builds(
+        AttentionPattern,
+        st.sampled_from(KINDS),
+        st.integers(1, 12),
+        st.integers(0, 20),
+        st.integers(1, 20),
+        st.sampled_from((1, 3, 11)),
+    ),
     batch=st.integers(1, 3),
     heads=st.integers(1, 3),
     layout=st.sampled_from(LAYOUTS),
     dropout=st.sampled_from((0.0, 0.0, 0.4)),
 )
-@example("row", 1, 10, 20, 1, 1, 2, LAYOUTS[0], 0.0)
-@example("row", 3, 3, 70, 1, 2, 1, LAYOUTS[1], 0.4)
-@example("column", 140, 13, 7, 1, 2, 1, LAYOUTS[2], 0.0)
-@example("convolution", 1, 9, 30, 11, 2, 2, LAYOUTS[1], 0.0)
-@example("convolution", 200, 5, 8, 3, 1, 1, LAYOUTS[2], 0.4)
+@example(AttentionPattern("row", 1, 10, 20, 1), 1, 2, LAYOUTS[0], 0.0)
+@example(AttentionPattern("row", 3, 3, 70, 1), 2, 1, LAYOUTS[1], 0.4)
+@example(AttentionPattern("column", 140, 13, 7, 1), 2, 1, LAYOUTS[2], 0.0)
+@example(AttentionPattern("convolution", 1, 9, 30, 11), 2, 2, LAYOUTS[1], 0.0)
+@example(AttentionPattern("convolution", 200, 5, 8, 3), 1, 1, LAYOUTS[2], 0.4)
 @settings(max_examples=60, deadline=None)
 def test_a_whole_projection_gives_what_its_parts_give_for_any_geometry(
-    kind: PatternKind,
-    text_length: int,
-    height: int,
-    width: int,
-    kernel_size: int,
-    batch: int,
-    heads: int,
-    layout: tuple[int, ...],
-    dropout: float,
+    pattern: AttentionPattern, batch: int, heads: int, layout: tuple[int, ...], dropout: float
 ) -> None:
-    pattern = AttentionPattern(kind, text_length, height, width, kernel_size)
     projected = _projection(pattern.length, torch.float64, batch, heads, layout)
-    _assert_equals_parts(projected, 1e-12, pattern, dropout=dropout, dropout_seed=height)
+    _assert_equals_parts(projected, 1e-12, pattern, dropout=dropout, dropout_seed=pattern.height)
 
 
 @pytest.mark.parametrize(
