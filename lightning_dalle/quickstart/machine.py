@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lightning_dalle.ops.hardware import has_fast_bfloat16
 from lightning_dalle.quickstart.settings import write_json
 
 _MEBIBYTE = 2**20
@@ -20,13 +21,9 @@ _PACKAGES = ("lightning-dalle", "torch", "lightning", "torchmetrics", "open-clip
 
 
 def training_precision() -> str:
-    """The Trainer's precision: bfloat16 where the hardware multiplies matrices in it, else 32 bits."""
-    if torch.cuda.is_available():
-        return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-    # Older versions of torch do not say; without instructions of its own bfloat16 is slower on a CPU.
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    has_bfloat16 = capabilities.get("amx_bf16") or capabilities.get("avx512_bf16")
-    return "bf16-mixed" if has_bfloat16 else "32-true"
+    """The Trainer's precision: bfloat16 where the hardware multiplies matrices fast in it, else 32 bits."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return "bf16-mixed" if has_fast_bfloat16(device) else "32-true"
 
 
 def describe_machine() -> dict[str, str]:

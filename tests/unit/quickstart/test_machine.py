@@ -7,33 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_dalle.quickstart import machine
 from lightning_dalle.quickstart.machine import StageLog, describe_machine, training_precision
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "precision"),
-    [({"amx_bf16": True}, "bf16-mixed"), ({"avx512_bf16": True}, "bf16-mixed"), ({"avx512_f": True}, "32-true")],
-)
-def test_precision_on_a_cpu_depends_on_its_instructions(
-    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], precision: str
+@pytest.mark.parametrize(("fast", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_precision_depends_on_the_device_that_trains(
+    monkeypatch: pytest.MonkeyPatch, device: str, fast: bool, precision: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-    assert training_precision() == precision
-
-
-def test_precision_is_32_bits_where_torch_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    assert training_precision() == "32-true"
-
-
-@pytest.mark.parametrize(("supported", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
-def test_precision_on_a_gpu_depends_on_the_gpu(
-    monkeypatch: pytest.MonkeyPatch, supported: bool, precision: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
+    monkeypatch.setattr(machine, "has_fast_bfloat16", lambda asked: fast if asked == device else not fast)
     assert training_precision() == precision
 
 
