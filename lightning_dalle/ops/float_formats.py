@@ -55,12 +55,20 @@ FLOAT_0_6_10 = SixteenBitFormat(signed=False, fraction_bits=10)
 
 
 def encode(
-    values: Float32[Tensor, "..."], float_format: SixteenBitFormat, *, saturate: bool = False
+    values: Float32[Tensor, "..."],
+    float_format: SixteenBitFormat,
+    *,
+    saturate: bool = False,
+    out: Int16[Tensor, "..."] | None = None,
+    scratch: Float32[Tensor, "2 ..."] | None = None,
 ) -> Int16[Tensor, "..."]:
     """Round float32 to the nearest code, ties to even; a NaN keeps its sign and loses its payload.
 
     Args:
         saturate: Take the largest finite value for what is larger, instead of infinity.
+        out: Receives the codes.
+        scratch: Memory for two intermediate results, which is overwritten. With it and `out`, encoding many tensors in
+            turn allocates nothing.
 
     Raises:
         TypeError: If the values are not float32: from a wider type they would be rounded twice.
@@ -68,37 +76,54 @@ def encode(
     if values.dtype != torch.float32:
         raise TypeError(f"values are {values.dtype}; encode takes float32, so round once yourself: values.float()")
     top = float_format.largest if saturate else float_format.overflow
-    magnitude = values.abs().clamp_(max=top) if float_format.signed else values.clamp(min=0, max=top).abs_()
+    magnitude_out, power_out = (None, None) if scratch is None else (scratch[0], scratch[1].view(torch.int32))
+    if float_format.signed:
+        magnitude = torch.abs(values, out=magnitude_out).clamp_(max=top)
+    else:
+        magnitude = torch.clamp(values, min=0, max=top, out=magnitude_out).abs_()
     # The power of two below each value, at least that of the smallest normal one.
     lowest = (_FLOAT32_BIAS + 1 - float_format.exponent_bias) << _FLOAT32_FRACTION_BITS
-    highest = lowest + ((float_format.infinity_code >> float_format.fraction_bits) - 1 << _FLOAT32_FRACTION_BITS)
-    power = (magnitude.view(torch.int32) & (0xFF << _FLOAT32_FRACTION_BITS)).clamp_(min=lowest, max=highest)
-    # Beside a power of two that is larger by the bits to drop, float32 rounds a value to those to keep, and the bits of
-    # the sum count the value's steps above that power. The exponent's steps up to the power come on top.
+    power = torch.bitwise_and(magnitude.view(torch.int32), 0xFF << _FLOAT32_FRACTION_BITS, out=power_out)
+    power.clamp_(min=lowest)
+    # Beside a power of two that is larger by the bits to drop, float32 rounds a value to those to keep: the fraction of
+    # the sum counts the value's steps, its exponent that power.
     dropped_bits = _FLOAT32_FRACTION_BITS - float_format.fraction_bits
     codes = magnitude.add_(power.view(torch.float32), alpha=2.0**dropped_bits).view(torch.int32)
-    codes.sub_(power.bitwise_right_shift_(dropped_bits), alpha=2**dropped_bits - 1)
-    codes.sub_((dropped_bits << _FLOAT32_FRACTION_BITS) + (lowest >> dropped_bits))
-    codes.clamp_(max=float_format.largest_code)
+    zero = lowest + (dropped_bits << _FLOAT32_FRACTION_BITS)
+    # Only a NaN is above the largest code, which has twice the steps of a power, less one, at the highest exponent.
+    num_powers = float_format.infinity_code >> float_format.fraction_bits
+    codes.clamp_(max=zero + (num_powers - 1 << _FLOAT32_FRACTION_BITS) + (2 << float_format.fraction_bits) - 1)
+    # A code is the sum's bits plus these shifted to the right: steps and exponent meet, what lies above wraps around.
+    # Multiplied before the shift, both and the offset take one pass; from the CPU a single number goes to any device.
+    offset = torch.tensor(-zero, dtype=torch.int32, device="cpu")
+    torch.add(offset, codes, alpha=2**dropped_bits + 1, out=codes)
+    codes.bitwise_right_shift_(dropped_bits)
     if float_format.signed:
-        # An arithmetic shift leaves -1 of a negative value.
-        codes.sub_(values.view(torch.int32) >> 31, alpha=0x8000)
-    return codes.to(torch.int16)
+        # An arithmetic shift leaves -1 of a negative value. The powers are no longer needed.
+        codes.sub_(torch.bitwise_right_shift(values.view(torch.int32), 31, out=power), alpha=0x8000)
+    return codes.to(torch.int16) if out is None else out.copy_(codes)
 
 
 def decode(
-    codes: Int16[Tensor, "..."], float_format: SixteenBitFormat, *, finite: bool = False
+    codes: Int16[Tensor, "..."],
+    float_format: SixteenBitFormat,
+    *,
+    finite: bool = False,
+    out: Float32[Tensor, "..."] | None = None,
 ) -> Float32[Tensor, "..."]:
     """Return the values of codes, exactly.
 
     Args:
         finite: Spare the time to look for infinities and NaN, where there are none; they would become finite.
+        out: Receives the values.
     """
-    # With the fractions at the same bit both formats lie alike; only the biases differ. What the shift leaves between
-    # sign and exponent is cleared.
-    magnitude_bits = 2 ** (_FLOAT32_FRACTION_BITS + 6) - 1
-    kept = magnitude_bits - 2**31 if float_format.signed else magnitude_bits
-    bits = codes.to(torch.int32).mul_(2 ** (_FLOAT32_FRACTION_BITS - float_format.fraction_bits)).bitwise_and_(kept)
+    # With the fractions at the same bit both formats lie alike; only the biases differ.
+    codes = codes if float_format.signed else codes.view(torch.uint16)
+    bits = codes.to(torch.int32) if out is None else out.view(torch.int32).copy_(codes)
+    bits.mul_(2 ** (_FLOAT32_FRACTION_BITS - float_format.fraction_bits))
+    if float_format.signed:
+        # What the sign leaves between itself and the exponent is cleared.
+        bits.bitwise_and_(2 ** (_FLOAT32_FRACTION_BITS + 6) - 1 - 2**31)
     if finite:
         return bits.view(torch.float32).mul_(2.0 ** (_FLOAT32_BIAS - float_format.exponent_bias))
     # 1 where the exponent is the highest one, else 0.

@@ -92,8 +92,9 @@ class AdamW16(Optimizer):
                 if not self.state[parameter]:
                     self._initialise(parameter, is_packed)
                 (packed if is_packed else plain).append(parameter)
+            scratch = _scratch_of(packed)
             for parameter in packed:
-                self._update_packed(parameter, group)
+                self._update_packed(parameter, group, scratch[parameter.device])
             self._update_plain(plain, group)
         return loss
 
@@ -127,25 +128,27 @@ class AdamW16(Optimizer):
             dtype = torch.int16 if is_packed else parameter.dtype
             state[name] = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.contiguous_format)
 
-    def _update_packed(self, parameter: Tensor, group: dict[str, Any]) -> None:
+    def _update_packed(self, parameter: Tensor, group: dict[str, Any], scratch: Tensor) -> None:
         state = self.state[parameter]
         state["step"] += 1
         local = _local(parameter)
         flat = local.reshape(-1)
         tensors = (flat, _local(parameter.grad).reshape(-1), *(_local(state[name]).view(-1) for name in _FORMATS))
-        chunk = _CHUNK_ON_CPU if flat.device.type == "cpu" else _CHUNK
         step = state["step"].item()
-        for values, gradient, mean_codes, variance_codes in zip(*(part.split(chunk) for part in tensors), strict=True):
+        chunks = zip(*(part.split(_chunk_size(flat.device)) for part in tensors), strict=True)
+        for values, gradient, mean_codes, variance_codes in chunks:
+            room = scratch[:, : values.numel()]
             # They hold no infinity; a NaN need not be kept, for it is in the parameter too.
-            mean = decode(mean_codes, FLOAT_1_6_9, finite=True)
-            variance = decode(variance_codes, FLOAT_0_6_10, finite=True)
+            mean = decode(mean_codes, FLOAT_1_6_9, finite=True, out=room[0])
+            variance = decode(variance_codes, FLOAT_0_6_10, finite=True, out=room[1])
             wide = values.float()
-            _adamw([wide], [gradient.float()], [mean], [variance], step, group)
+            _update_moments([gradient.float()], [mean], [variance], group)
+            # A moment that became infinite would stay so for ever.
+            encode(mean, FLOAT_1_6_9, saturate=True, out=mean_codes, scratch=room[2:])
+            encode(variance, FLOAT_0_6_10, saturate=True, out=variance_codes, scratch=room[2:])
+            _update_values([wide], [mean], [variance.sqrt_()], step, group)
             if wide is not values:
                 values.copy_(wide)
-            # A moment that became infinite would stay so for ever.
-            mean_codes.copy_(encode(mean, FLOAT_1_6_9, saturate=True))
-            variance_codes.copy_(encode(variance, FLOAT_0_6_10, saturate=True))
         if flat.data_ptr() != local.data_ptr():
             local.copy_(flat.view(local.shape))
 
@@ -158,30 +161,51 @@ class AdamW16(Optimizer):
         for (_, _, step), alike in by_kind.items():
             means, variances = ([_local(self.state[item][name]) for item in alike] for name in _FORMATS)
             gradients = [_local(parameter.grad) for parameter in alike]
-            _adamw([_local(parameter) for parameter in alike], gradients, means, variances, step, group)
+            _update_moments(gradients, means, variances, group)
+            values = [_local(parameter) for parameter in alike]
+            _update_values(values, means, list(torch._foreach_sqrt(variances)), step, group)
 
 
-def _adamw(
-    values: list[Tensor],
-    gradients: list[Tensor],
-    means: list[Tensor],
-    variances: list[Tensor],
-    step: float,
-    group: dict[str, Any],
+def _update_moments(
+    gradients: list[Tensor], means: list[Tensor], variances: list[Tensor], group: dict[str, Any]
 ) -> None:
-    """One update in place, with the operations of torch's foreach AdamW in their order."""
-    (beta1, beta2), learning_rate = group["betas"], group["lr"]
-    if group["weight_decay"] != 0:
-        torch._foreach_mul_(values, 1 - learning_rate * group["weight_decay"])
+    """Update the moments in place, with the operations of torch's foreach AdamW, and clip the variances."""
+    beta1, beta2 = group["betas"]
     torch._foreach_lerp_(means, gradients, 1 - beta1)
     torch._foreach_mul_(variances, beta2)
     torch._foreach_addcmul_(variances, gradients, gradients, 1 - beta2)
     if group["max_variance"] is not None:
         torch._foreach_clamp_max_(variances, group["max_variance"])
-    denominators = torch._foreach_sqrt(variances)
+
+
+def _update_values(
+    values: list[Tensor], means: list[Tensor], denominators: list[Tensor], step: float, group: dict[str, Any]
+) -> None:
+    """Update the parameters in place, as torch does; `denominators`, the roots of the variances, are overwritten."""
+    (beta1, beta2), learning_rate = group["betas"], group["lr"]
+    if group["weight_decay"] != 0:
+        torch._foreach_mul_(values, 1 - learning_rate * group["weight_decay"])
     torch._foreach_div_(denominators, (1 - beta2**step) ** 0.5)
     torch._foreach_add_(denominators, group["eps"])
     torch._foreach_addcdiv_(values, means, denominators, -learning_rate / (1 - beta1**step))
+
+
+def _chunk_size(device: torch.device) -> int:
+    return _CHUNK_ON_CPU if device.type == "cpu" else _CHUNK
+
+
+def _scratch_of(parameters: list[Tensor]) -> dict[torch.device, Tensor]:
+    """Four chunks of memory on each device: two moments of the largest parameter, and room to encode them.
+
+    Without it each chunk would allocate its own, and on a CPU the system would hand out most of it page by page. It
+    lives as long as a step, so that the optimizer can be copied and saved without it.
+    """
+    sizes: dict[torch.device, int] = {}
+    for parameter in parameters:
+        device = parameter.device
+        size = min(_local(parameter).numel(), _chunk_size(device))
+        sizes[device] = max(size, sizes.get(device, 0))
+    return {device: torch.empty(4, size, dtype=torch.float32, device=device) for device, size in sizes.items()}
 
 
 def _in_form(moment: Tensor, is_packed: bool, float_format: SixteenBitFormat, dtype: torch.dtype) -> Tensor:

@@ -131,3 +131,18 @@ def test_saturated_values_stay_finite(float_format: SixteenBitFormat) -> None:
     values = torch.tensor([15.999, 16.0, 1e30, math.inf])
     assert decode(encode(values, float_format, saturate=True), float_format).tolist() == [float_format.largest] * 4
     assert decode(encode(torch.tensor([math.nan]), float_format, saturate=True), float_format).isnan().all()
+
+
+@FORMATS
+@pytest.mark.parametrize("saturate", [True, False])
+def test_given_memory_receives_the_same_codes_and_values(float_format: SixteenBitFormat, saturate: bool) -> None:
+    # Patterns from all of float32: subnormals, infinities and NaN are among them.
+    values = torch.arange(-(2**31), 2**31, 99_991).to(torch.int32).view(torch.float32)
+    codes = torch.empty(values.shape, dtype=torch.int16)
+    scratch = torch.full((2, *values.shape), math.nan)
+    assert encode(values, float_format, saturate=saturate, out=codes, scratch=scratch) is codes
+    assert torch.equal(codes, encode(values, float_format, saturate=saturate))
+    decoded = torch.empty(ALL_CODES.shape)
+    bits = decode(ALL_CODES, float_format, out=decoded).view(torch.int32)
+    assert bits.data_ptr() == decoded.data_ptr()
+    assert torch.equal(bits, decode(ALL_CODES, float_format).view(torch.int32))
