@@ -109,6 +109,18 @@ def test_what_is_left_follows_a_machine_that_has_become_slower() -> None:
     assert remaining.seconds(500) == pytest.approx(1000 * 0.6 + 24)
 
 
+def test_pauses_for_validation_are_no_part_of_updates() -> None:
+    clock = Clock()
+    remaining = RemainingTime(PACE, 1562, clock)
+    for _ in range(expected_time.RECENT_UPDATES):
+        clock.pass_seconds(0.6)
+        remaining.end_update()
+        remaining.start_validation()
+        clock.pass_seconds(20.0)
+        remaining.end_validation()
+    assert remaining.seconds(1000) == pytest.approx(500 * 0.6 + 20)
+
+
 def test_the_whole_run_is_true_over_several_stages() -> None:
     clock = Clock()
     start, shown, stages = clock.now, [], 3
