@@ -144,7 +144,7 @@ class Pipeline:
         """What is left of the run, in words; the tokenizer, which training needs to be timed, is not waited for."""
         if stage == "tokenizer":
             return ""
-        if not self.expected_seconds:
+        if stage not in self.expected_seconds:
             self._expect((stage, *self._stages_after(stage)))
         seconds = self.expected_seconds[stage]
         if stage in self.paces:

@@ -22,6 +22,8 @@ SLOW_UPDATES = 2
 MIN_UPDATES, MAX_UPDATES = 4, 8
 UPDATE_SECONDS = 2.0
 """What the updates of a stage take together, unless the fewest take longer."""
+LONGEST_SECONDS = 8.0
+"""From here on two updates are enough, where a machine is so slow that their start no longer matters."""
 VALIDATION_BATCHES = 2
 
 
@@ -104,8 +106,9 @@ class UpdateTimer(Callback):
     ) -> None:
         """Stop after a few updates."""
         self._updates.append(self._lap())
-        enough = sum(self._updates) >= UPDATE_SECONDS and len(self._updates) >= MIN_UPDATES
-        if enough or len(self._updates) >= MAX_UPDATES:
+        seconds, count = sum(self._updates), len(self._updates)
+        enough = (seconds >= UPDATE_SECONDS and count >= MIN_UPDATES) or (seconds >= LONGEST_SECONDS and count >= 2)
+        if enough or count >= MAX_UPDATES:
             # Lightning validates before it stops.
             trainer.should_stop = True
 
