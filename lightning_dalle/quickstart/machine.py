@@ -2,12 +2,14 @@
 
 import importlib.metadata
 import json
+import os
 import platform
 import resource
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from lightning_dalle.ops.hardware import has_fast_bfloat16
 from lightning_dalle.quickstart.settings import write_json
 
 _MEBIBYTE = 2**20
+_PRODUCT_SIZE = 1024
+_PRODUCT_SECONDS = 0.5
 _PACKAGES = ("lightning-dalle", "torch", "lightning", "torchmetrics", "open-clip-torch", "tokenizers", "wandb")
 
 
@@ -24,6 +28,71 @@ def training_precision() -> str:
     """The Trainer's precision: bfloat16 where the hardware multiplies matrices fast in it, else 32 bits."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return "bf16-mixed" if has_fast_bfloat16(device) else "32-true"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSpeed:
+    """What a machine has to train with, apart from a GPU.
+
+    Args:
+        cores: Used at most, a fraction where a container is given less than one.
+        core_share: Of the time of these cores, what other processes leave.
+        core_gflops: Matrix products in float32, in 1e9 operations a second that a core works for this process.
+        load: Processes that want to run, on average over a minute.
+    """
+
+    cores: float
+    core_share: float
+    core_gflops: float
+    fast_bfloat16: bool
+    load: float
+
+    @property
+    def gflops(self) -> float:
+        """Of all cores, in the time that they work for this process."""
+        return self.cores * self.core_share * self.core_gflops
+
+
+def measure_speed() -> MachineSpeed:
+    """Look at the cores, and time matrix products for a fraction of a second."""
+    cores = usable_cores()
+    matrix = torch.zeros(_PRODUCT_SIZE, _PRODUCT_SIZE)
+    products = 0
+    torch.mm(matrix, matrix)
+    start, start_of_work = time.monotonic(), time.process_time()
+    while (seconds := time.monotonic() - start) < _PRODUCT_SECONDS or not products:
+        torch.mm(matrix, matrix)
+        products += 1
+    work = time.process_time() - start_of_work
+    return MachineSpeed(
+        cores=cores,
+        core_share=min(1.0, work / (seconds * cores)),
+        core_gflops=products * 2 * _PRODUCT_SIZE**3 / work / 1e9,
+        fast_bfloat16=has_fast_bfloat16("cpu"),
+        load=os.getloadavg()[0],
+    )
+
+
+def usable_cores(control_group: Path = Path("/sys/fs/cgroup")) -> float:
+    """Cores that torch uses, as far as the system lets this process have them.
+
+    Args:
+        control_group: Where Linux tells what a container is limited to.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, torch.get_num_threads(), _control_group_cores(control_group))
+
+
+def _control_group_cores(folder: Path) -> float:
+    """The limit in the words of the second version of control groups or of the first; infinity without one."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((folder / name).read_text() for name in names).split()
+        except (OSError, ValueError):
+            continue
+        if quota not in ("max", "-1"):
+            return int(quota) / int(period)
+    return float("inf")
 
 
 def describe_machine() -> dict[str, str]:

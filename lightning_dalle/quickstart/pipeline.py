@@ -9,13 +9,20 @@ from typing import Any
 from rich.console import Console
 
 from lightning_dalle.quickstart.console import print_figures
-from lightning_dalle.quickstart.machine import StageLog, describe_machine, training_precision
-from lightning_dalle.quickstart.progress import format_minutes
+from lightning_dalle.quickstart.expected_time import (
+    TYPICAL_SECONDS,
+    Pace,
+    explain_slow_stages,
+    format_minutes,
+    seconds_without_training,
+)
+from lightning_dalle.quickstart.machine import StageLog, describe_machine, measure_speed, training_precision
+from lightning_dalle.quickstart.rehearsal import rehearse
 from lightning_dalle.quickstart.report import write_report
 from lightning_dalle.quickstart.results import Results
 from lightning_dalle.quickstart.scoring import judge
 from lightning_dalle.quickstart.settings import DataName, RunFolder, Sampling, Settings, write_json
-from lightning_dalle.quickstart.training import data_module, last_checkpoint, train, train_tokenizer
+from lightning_dalle.quickstart.training import data_module, last_checkpoint, train, train_tokenizer, updates_done
 
 TITLES = {
     "tokenizer": "Tokenizer",
@@ -25,27 +32,6 @@ TITLES = {
     "video_dit": "Video transformer",
     "pictures": "Pictures",
     "report": "Report",
-}
-# Measured once. Only the remaining time that is shown depends on them, less so with each stage that has been timed.
-TYPICAL_SECONDS = {
-    "openmoji": {
-        "tokenizer": 1,
-        "discrete_vae": 64,
-        "contrastive": 68,
-        "text_to_image": 522,
-        "pictures": 36,
-        "report": 2,
-    },
-    "shapes": {
-        "tokenizer": 2,
-        "discrete_vae": 23,
-        "contrastive": 108,
-        "text_to_image": 480,
-        "pictures": 25,
-        "report": 1,
-    },
-    "animated-emoji": {"tokenizer": 31, "video_dit": 796, "pictures": 12, "report": 1},
-    "moving-shapes": {"tokenizer": 2, "video_dit": 833, "pictures": 12, "report": 1},
 }
 
 
@@ -99,6 +85,8 @@ class Pipeline:
     def __post_init__(self) -> None:
         self.console = Console()
         self.stages = ("tokenizer", *self.settings.trained_stages, "pictures", "report")
+        self.paces: dict[str, Pace] = {}
+        self.expected_seconds: dict[str, float] = {}
 
     def run(self) -> dict[str, Any]:
         """Run what is not finished, and return the content of `metrics.json`."""
@@ -122,9 +110,9 @@ class Pipeline:
         if self._marker(stage).exists():
             self.console.print(f"[dim]{number}  {TITLES[stage]}: finished earlier")
             return
-        remaining = format_minutes(self._expected_seconds(stage) + self._later_seconds(stage))
-        self.console.print(f"[bold]{number}  {TITLES[stage]}[/bold]  [dim]all stages: {remaining}")
         self._forget_later_results(stage)
+        remaining = self._remaining(stage)
+        self.console.print(f"[bold]{number}  {TITLES[stage]}[/bold]  [dim]{remaining}")
         checkpoint = last_checkpoint(self.folder, stage)
         with self.log.measured(stage, None if checkpoint is None else checkpoint.stat().st_mtime):
             self._work(stage)()
@@ -132,7 +120,7 @@ class Pipeline:
     def _work(self, stage: str) -> Callable[[], None]:
         settings, folder = self.settings, self.folder
         if stage in settings.trained_stages:
-            return lambda: train(settings, folder, stage, TITLES[stage], self._later_seconds(stage))
+            return lambda: train(settings, folder, stage, TITLES[stage], self.paces[stage], self._later_seconds(stage))
         work: dict[str, Callable[[], None]] = {
             "tokenizer": lambda: train_tokenizer(settings, folder),
             "pictures": lambda: judge(folder, data_module(settings), settings.sampling),
@@ -152,16 +140,40 @@ class Pipeline:
             if later in self.settings.trained_stages:
                 shutil.rmtree(self.folder.work(later), ignore_errors=True)
 
-    def _later_seconds(self, stage: str) -> float:
-        return sum(map(self._expected_seconds, self._stages_after(stage)))
+    def _remaining(self, stage: str) -> str:
+        """What is left of the run, in words; the tokenizer, which training needs to be timed, is not waited for."""
+        if stage == "tokenizer":
+            return ""
+        if stage not in self.expected_seconds:
+            self._expect((stage, *self._stages_after(stage)))
+        seconds = self.expected_seconds[stage]
+        if stage in self.paces:
+            seconds = self.paces[stage].stage_seconds(updates_done(self.folder, stage))
+        return f"all stages: {format_minutes(seconds + self._later_seconds(stage))}"
 
-    def _expected_seconds(self, stage: str) -> float:
-        """Typical time, scaled by how fast this machine has been so far."""
-        typical = TYPICAL_SECONDS[self.settings.data]
-        finished = [known for known in self.settings.trained_stages if self.folder.checkpoint(known).exists()]
-        expected = sum(typical[known] for known in finished)
-        scale = sum(map(self.log.seconds, finished)) / expected if finished else 1.0
-        return typical[stage] * scale
+    def _later_seconds(self, stage: str) -> float:
+        return sum(self.expected_seconds[later] for later in self._stages_after(stage))
+
+    def _expect(self, stages: tuple[str, ...]) -> None:
+        """Find out what stages take on this machine, and say why where it is long."""
+        data, trained = self.settings.data, [stage for stage in stages if stage in self.settings.trained_stages]
+        speed = measure_speed()
+        if trained:
+            self.console.print("[dim]Timing a few updates of each stage of training ...")
+            self.paces = rehearse(self.settings, self.folder, trained)
+        self.expected_seconds = {
+            stage: self.paces[stage].stage_seconds()
+            if stage in self.paces
+            else seconds_without_training(data, stage, speed)
+            for stage in stages
+        }
+        # With arguments of its own a stage is not the typical one.
+        typical = {
+            stage: seconds for stage, seconds in self.expected_seconds.items() if stage not in self.settings.extra
+        }
+        line = explain_slow_stages(typical, TYPICAL_SECONDS[data], TITLES, speed)
+        if line is not None:
+            self.console.print(f"[yellow]{line}", soft_wrap=True)
 
     def _metrics(self) -> dict[str, Any]:
         results = Results.read(self.folder)

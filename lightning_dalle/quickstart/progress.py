@@ -1,10 +1,12 @@
-"""One bar for a whole stage of training, which also knows how long the stages after it will take."""
+"""One bar for a whole stage of training, which shows what is left of it and of the whole run."""
 
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+
+from lightning_dalle.quickstart.expected_time import Pace, RemainingTime, format_minutes
 
 
 class StageProgressBar(ProgressBar):
@@ -12,16 +14,19 @@ class StageProgressBar(ProgressBar):
 
     Args:
         title: Of the stage.
+        pace: Of the stage, as it was found before.
         later_seconds: Estimate of what the stages after this one take.
     """
 
-    def __init__(self, title: str, later_seconds: float) -> None:
+    def __init__(self, title: str, pace: Pace, later_seconds: float) -> None:
         super().__init__()
         self.title = title
+        self.pace = pace
         self.later_seconds = later_seconds
         self._enabled = True
         self._bar: Progress | None = None
         self._task = TaskID(0)
+        self._remaining: RemainingTime | None = None
 
     def disable(self) -> None:
         """Show nothing, as on ranks other than 0."""
@@ -33,24 +38,36 @@ class StageProgressBar(ProgressBar):
             TextColumn("{task.description}"),
             BarColumn(bar_width=12),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("[cyan]{task.fields[overall]}"),
+            TextColumn("[cyan]{task.fields[remaining]}"),
             TextColumn("[dim]{task.fields[loss]}"),
             disable=not self._enabled,
         )
-        steps = int(trainer.estimated_stepping_batches)
-        self._task = self._bar.add_task(self.title, total=steps, completed=trainer.global_step, overall="", loss="")
+        self._remaining = RemainingTime(self.pace, trainer.num_training_batches)
+        steps, done = int(trainer.estimated_stepping_batches), trainer.global_step
+        self._task = self._bar.add_task(self.title, total=steps, completed=done, remaining=self._words(done), loss="")
         self._bar.start()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Move the bar."""
-        if self._bar is None:
+        if self._bar is None or self._remaining is None:
             return
+        self._remaining.end_update()
         loss = trainer.progress_bar_metrics.get("train/loss")
         text = "" if loss is None else f"loss {float(loss):.3g}"
-        self._bar.update(self._task, completed=trainer.global_step, loss=text, overall=self._overall())
+        done = trainer.global_step
+        self._bar.update(self._task, completed=done, loss=text, remaining=self._words(done))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the pause out of the updates."""
+        if self._remaining is not None:
+            self._remaining.start_validation()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Go on with the updates."""
+        if self._remaining is not None:
+            self._remaining.end_validation()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the full bar behind."""
@@ -60,24 +77,12 @@ class StageProgressBar(ProgressBar):
         """Give the console back."""
         self._stop()
 
-    def _overall(self) -> str:
-        assert self._bar is not None
-        remaining = self._bar.tasks[0].time_remaining
-        if remaining is None:
-            return ""
-        return f"all stages: {format_minutes(remaining + self.later_seconds)}"
+    def _words(self, done: int) -> str:
+        assert self._remaining is not None
+        seconds = self._remaining.seconds(done)
+        return f"{format_minutes(seconds)}, all stages: {format_minutes(seconds + self.later_seconds)}"
 
     def _stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def format_minutes(seconds: float) -> str:
-    """Seconds in words that do not promise more than they know.
-
-    Example:
-        >>> format_minutes(20), format_minutes(140)
-        ('under a minute', 'about 2 min')
-    """
-    return "under a minute" if seconds < 45 else f"about {max(1, round(seconds / 60))} min"

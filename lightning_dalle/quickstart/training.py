@@ -1,5 +1,6 @@
 """Stages of training: the package's recipes through the command line's own classes, with paths filled in."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import wandb
 import yaml
 
@@ -18,6 +20,7 @@ from lightning_dalle.commands.tokenizer import vocabulary_size_of_recipe
 from lightning_dalle.commands.trainer import SuiteCLI
 from lightning_dalle.data.captioned_data_module import CaptionedDataModule
 from lightning_dalle.data.tokenizer import CaptionTokenizer
+from lightning_dalle.quickstart.expected_time import Pace
 from lightning_dalle.quickstart.machine import training_precision
 from lightning_dalle.quickstart.settings import RunFolder, Settings
 
@@ -34,17 +37,18 @@ def train_tokenizer(settings: Settings, folder: RunFolder) -> None:
     os.replace(unfinished, folder.tokenizer)
 
 
-def train(settings: Settings, folder: RunFolder, stage: str, title: str, later_seconds: float) -> None:
+def train(settings: Settings, folder: RunFolder, stage: str, title: str, pace: Pace, later_seconds: float) -> None:
     """Run a recipe, from its last checkpoint if there is one, and leave the final weights.
 
     Args:
         title: Of the progress bar.
+        pace: Of the stage, for the remaining time.
         later_seconds: Estimate of what the stages after this one take, for the remaining time.
     """
-    with _quiet():
+    with quiet():
         wandb.setup(wandb.Settings(silent=True, mode="offline"))
         try:
-            cli = SuiteCLI(_fit_arguments(settings, folder, stage, title, later_seconds))
+            cli = SuiteCLI(_fit_arguments(settings, folder, stage, title, pace, later_seconds))
         finally:
             wandb.finish()
         unfinished = folder.work(stage) / "final.tmp"
@@ -73,7 +77,7 @@ def data_module(settings: Settings) -> CaptionedDataModule:
     """The data of the recipes."""
     first = settings.trained_stages[0]
     arguments = [f"--config={settings.recipe(first)}", *settings.extra.get(first, [])]
-    with _quiet():
+    with quiet():
         data: CaptionedDataModule = _DataCLI([*arguments, "--trainer.logger=false"], run=False).datamodule
     data.prepare_data()
     return data
@@ -88,13 +92,21 @@ def last_checkpoint(folder: RunFolder, stage: str) -> Path | None:
     return next((path for path in reversed(found) if zipfile.is_zipfile(path)), None)
 
 
+def updates_done(folder: RunFolder, stage: str) -> int:
+    """Updates that an interrupted stage does not repeat."""
+    checkpoint = last_checkpoint(folder, stage)
+    return 0 if checkpoint is None else int(torch.load(checkpoint, weights_only=True, mmap=True)["global_step"])
+
+
 def vocabulary_size(settings: Settings) -> int:
     """Ids that the recipe's transformer has room for."""
     recipe = settings.recipe(settings.trained_stages[-1])
     return vocabulary_size_of_recipe(yaml.safe_load(recipe.read_text(encoding="utf-8")))
 
 
-def _fit_arguments(settings: Settings, folder: RunFolder, stage: str, title: str, later_seconds: float) -> list[str]:
+def _fit_arguments(
+    settings: Settings, folder: RunFolder, stage: str, title: str, pace: Pace, later_seconds: float
+) -> list[str]:
     work = folder.work(stage)
     wandb_run = {"name": stage, "group": folder.group, "project": "lightning-dalle", "offline": True}
     loggers = [
@@ -103,7 +115,12 @@ def _fit_arguments(settings: Settings, folder: RunFolder, stage: str, title: str
         _configured("WandbLogger", save_dir=str(folder.path), **wandb_run),
     ]
     callbacks = [
-        _configured("lightning_dalle.quickstart.progress.StageProgressBar", title=title, later_seconds=later_seconds),
+        _configured(
+            "lightning_dalle.quickstart.progress.StageProgressBar",
+            title=title,
+            pace=dataclasses.asdict(pace),
+            later_seconds=later_seconds,
+        ),
         _configured(
             "ModelCheckpoint",
             dirpath=str(work / "checkpoints"),
@@ -138,7 +155,7 @@ class _DataCLI(SuiteCLI):
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Leave the console to the progress bars; what goes wrong is still raised."""
     loggers = [logging.getLogger(f"lightning.{part}") for part in ("fabric", "pytorch")]
     levels = [logger.level for logger in loggers]

@@ -5,14 +5,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader
 
-from lightning_dalle.quickstart.progress import StageProgressBar, format_minutes
+from lightning_dalle.quickstart.expected_time import Pace, RemainingTime
+from lightning_dalle.quickstart.progress import StageProgressBar
 
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(10, "under a minute"), (50, "about 1 min"), (95, "about 2 min"), (600, "about 10 min")]
-)
-def test_minutes_in_words(seconds: float, text: str) -> None:
-    assert format_minutes(seconds) == text
+PACE = Pace(start_seconds=1.0, update_seconds=60.0, validation_seconds=0.0, updates=6, validations=0)
 
 
 class Line(LightningModule):
@@ -32,13 +28,22 @@ class Line(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Validated(Line):
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        pass
+
+    def val_dataloader(self) -> DataLoader:
+        return DataLoader(torch.ones(1, 1))  # type: ignore[arg-type]
+
+
 def fit(folder: Path, module: Line, enabled: bool = True) -> None:
-    bar = StageProgressBar("Reranker", later_seconds=130)
+    bar = StageProgressBar("Reranker", PACE, later_seconds=130)
     if not enabled:
         bar.disable()
     trainer = Trainer(
         accelerator="cpu",
         max_steps=6,
+        num_sanity_val_steps=0,
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -56,6 +61,23 @@ def test_the_bar_counts_the_updates_of_the_whole_stage(tmp_path: Path, capsys: p
     assert "6/6" in shown
     assert "all stages: about 2 min" in shown
     assert "loss" in shown
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_the_bar_shows_what_is_left_before_the_first_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="broken batch"):
+        fit(tmp_path, Line(fails_at=0))
+    assert "about 6 min, all stages: about 8 min" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_validations_are_pauses_and_no_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("end_update", "start_validation", "end_validation"):
+        monkeypatch.setattr(RemainingTime, name, lambda self, name=name: calls.append(name))
+    fit(tmp_path, Validated())
+    epoch = ["end_update"] * 4 + ["start_validation", "end_validation"]
+    assert calls[: len(epoch)] == epoch
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
