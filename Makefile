@@ -8,7 +8,7 @@ DATA ?= openmoji
 NEEDS_PYTHON := lightning-dalle needs Python 3.11 or newer with venv and pip, and found none: make PYTHON=/path/to/python ...
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint format format-check types contracts notebooks bench clean
+.PHONY: help quickstart test avx2 lint format format-check types contracts notebooks bench clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -18,6 +18,14 @@ quickstart: $(VENV)/.quickstart-installed ## Train the whole recipe on real pict
 
 test: $(VENV)/.dev-installed ## Run the tests
 	$(BIN)/python -m pytest
+
+avx2: export ATEN_CPU_CAPABILITY := avx2
+avx2: export DNNL_MAX_CPU_ISA := AVX2
+avx2: export ONEDNN_MAX_CPU_ISA := AVX2
+avx2: export MKL_ENABLE_INSTRUCTIONS := AVX2
+avx2: $(VENV)/.dev-installed ## As on a CPU without bfloat16: test attention, and hold an update of each small recipe against its budget
+	$(BIN)/python -m pytest $(wildcard tests/unit/ops/test_*attention*.py) tests/unit/ops/test_packed_segments.py tests/unit/ops/test_tile_gradients.py
+	$(BIN)/python -m tests.benchmarks.recipe_budgets
 
 lint: $(VENV)/.dev-installed ## Look for mistakes with ruff
 	$(BIN)/ruff check

@@ -14,6 +14,7 @@ from lightning_dalle.distributed.residual_store import ResidualStore
 from lightning_dalle.distributed.traffic import Traffic
 from lightning_dalle.distributed.wire_formats import WIRE_FORMATS, wire_format
 from lightning_dalle.ops.finite import all_finite
+from lightning_dalle.ops.hardware import product_dtype
 from lightning_dalle.ops.keyed_generator import keyed_generator
 from lightning_dalle.ops.orthonormal_basis import orthonormal_basis
 from lightning_dalle.ops.thin_product import thin_product
@@ -128,6 +129,7 @@ class PowerSGD:
     def first_factor(self, planned: MatrixPlan, gradient: Tensor | None) -> Tensor:
         """This process's part of a first factor, at least single precision; None stands for zero."""
         matrix = self._matrix(planned, gradient)
+        matrix = matrix.to(product_dtype(matrix.dtype, matrix.device))
         product = thin_product(matrix, self.queries[planned.name].to(matrix.dtype))
         return product.to(torch.promote_types(product.dtype, torch.float32))
 

@@ -18,6 +18,7 @@ from torchvision.transforms.v2.functional import center_crop, resize
 
 from lightning_dalle.lightning_modules.configuration import as_config
 from lightning_dalle.lightning_modules.contrastive_training import ContrastiveTraining, build_contrastive_optimizer
+from lightning_dalle.lightning_modules.precision_warning import warn_if_precision_is_slow
 from lightning_dalle.lightning_modules.tokenizer_source import load_tokenizer
 from lightning_dalle.models.contrastive import (
     ContrastiveConfig,
@@ -129,7 +130,8 @@ class ContrastiveModule(LightningModule):
             return image_features @ text_features.T
 
     def setup(self, stage: str) -> None:
-        """Make the loss span all ranks."""
+        """Make the loss span all ranks, and warn where the Trainer's precision is slow."""
+        warn_if_precision_is_slow(self)
         self.loss = RepeatedCaptionClipLoss(rank=self.global_rank, world_size=self.trainer.world_size)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:

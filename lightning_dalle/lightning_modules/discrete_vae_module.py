@@ -16,6 +16,7 @@ from torchvision.utils import make_grid
 from lightning_dalle.evaluation.codebook_use import CodebookUse
 from lightning_dalle.evaluation.image_logging import log_image
 from lightning_dalle.lightning_modules.configuration import as_config
+from lightning_dalle.lightning_modules.precision_warning import warn_if_precision_is_slow
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
 from lightning_dalle.ops.gumbel_softmax import gumbel_noise, gumbel_softmax, kl_to_uniform
 from lightning_dalle.ops.keyed_generator import keyed_generator
@@ -105,6 +106,10 @@ class DiscreteVAEModule(LightningModule):
     def decode(self, ids: Int[Tensor, "batch tokens"]) -> UInt8[Tensor, "batch 3 height width"]:
         """Return the images of codes; see `DiscreteVAE.decode`."""
         return self.network.decode(ids)
+
+    def setup(self, stage: str) -> None:
+        """Warn where the Trainer's precision is slow."""
+        warn_if_precision_is_slow(self)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW, with the step size set from its schedule at each update."""

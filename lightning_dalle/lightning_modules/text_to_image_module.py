@@ -18,6 +18,7 @@ from lightning_dalle.lightning_modules.configuration import as_config
 from lightning_dalle.lightning_modules.data_rank import data_rank
 from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule
 from lightning_dalle.lightning_modules.image_token_cache import ImageTokenCache
+from lightning_dalle.lightning_modules.precision_warning import warn_if_precision_is_slow
 from lightning_dalle.lightning_modules.text_to_image_training import (
     TextToImageTraining,
     build_optimizer,
@@ -74,6 +75,10 @@ class TextToImageModule(LightningModule):
         )
         self.network = SparseTransformer(network_config)
         self._image_token_cache = ImageTokenCache(self.training_config.kept_image_tokens)
+
+    def setup(self, stage: str) -> None:
+        """Warn where the Trainer's precision is slow."""
+        warn_if_precision_is_slow(self)
 
     def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
         """AdamW with the configured learning-rate schedule."""

@@ -15,6 +15,7 @@ from torchvision.utils import make_grid
 
 from lightning_dalle.evaluation.image_logging import log_image
 from lightning_dalle.lightning_modules.configuration import as_config
+from lightning_dalle.lightning_modules.precision_warning import warn_if_precision_is_slow
 from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoder, CausalVideoAutoencoderConfig
 from lightning_dalle.models.video_autoencoder_protocol import PixelAutoencoder
 from lightning_dalle.ops.keyed_generator import keyed_generator
@@ -87,6 +88,10 @@ class VideoAutoencoderModule(LightningModule):
     def decode(self, latents: Float[Tensor, "batch channels t h w"]) -> UInt8[Tensor, "batch 3 frames height width"]:
         """Return the clips of latents; see `CausalVideoAutoencoder.decode`."""
         return self.network.decode(latents)
+
+    def setup(self, stage: str) -> None:
+        """Warn where the Trainer's precision is slow."""
+        warn_if_precision_is_slow(self)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW without weight decay, with the step size set from its schedule at each update."""

@@ -18,6 +18,7 @@ from lightning_dalle.lightning_modules.caption_encoder import CaptionEncoder
 from lightning_dalle.lightning_modules.clip_requests import check_first_frame, check_request
 from lightning_dalle.lightning_modules.configuration import as_config
 from lightning_dalle.lightning_modules.data_rank import data_rank
+from lightning_dalle.lightning_modules.precision_warning import warn_if_precision_is_slow
 from lightning_dalle.lightning_modules.video_dit_loss import flow_matching_loss
 from lightning_dalle.lightning_modules.video_dit_parts import (
     AutoencoderSource,
@@ -92,6 +93,10 @@ class VideoDiTModule(LightningModule):
         self.save_hyperparameters(saved)
         self.network = VideoDiT(network_config)
         check_agreement(network_config, self.training_config, self.text_encoder, self.autoencoder)
+
+    def setup(self, stage: str) -> None:
+        """Warn where the Trainer's precision is slow."""
+        warn_if_precision_is_slow(self)
 
     def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
         """AdamW with the configured learning-rate schedule."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_dalle.ops.attention_pattern import AttentionPattern
-from lightning_dalle.ops.block_attention import additive_mask
+from lightning_dalle.ops.block_attention import additive_mask, fused_forward_dtype
 from lightning_dalle.ops.packed_segments import PackedSegments
 from lightning_dalle.ops.sequence_cut import current_cut
 from lightning_dalle.ops.structured_attention import StructuredAttention, parts_of
@@ -84,12 +84,21 @@ def _attend(
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout ({dropout}) must be in [0, 1)")
     first = inputs[0]
-    if first.device.type == "cpu" and first.dtype == torch.bfloat16 and first.requires_grad:
-        # The fused CPU kernel's backward is slower in bf16 than in fp32.
-        with torch.autocast("cpu", enabled=False):
-            wide = [each.float() for each in inputs]
-            return _attend_in_type(wide, pattern, dropout, dropout_seed).to(first.dtype)
-    return _attend_in_type(inputs, pattern, dropout, dropout_seed)
+    number_format = _number_format(first)
+    if number_format == first.dtype:
+        return _attend_in_type(inputs, pattern, dropout, dropout_seed)
+    with torch.autocast("cpu", enabled=False):
+        wide = [each.to(number_format) for each in inputs]
+        return _attend_in_type(wide, pattern, dropout, dropout_seed).to(first.dtype)
+
+
+def _number_format(tensor: Tensor) -> torch.dtype:
+    """That in which attention is computed, whatever autocast or the caller chose for what enters it."""
+    if tensor.device.type == "cpu" and tensor.requires_grad and tensor.dtype in (torch.bfloat16, torch.float16):
+        # The fused CPU kernel's backward is slower in 16 bits than in 32, on CPUs with instructions for them too.
+        return torch.float32
+    # Keys that travel do so in their own format; whoever holds a block of them widens it.
+    return tensor.dtype if current_cut() is not None else fused_forward_dtype(tensor.dtype, tensor.device)
 
 
 def _check_lengths(inputs: Sequence[Tensor], pattern: AttentionPattern | PackedSegments) -> None:

@@ -4,11 +4,13 @@ A block's log-sum-exp says how much of the whole softmax it holds. Joined by it,
 keys; and a block's backward pass that is given the log-sum-exp of the whole gives its share of the whole gradient.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from lightning_dalle.ops.hardware import product_dtype
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,15 @@ class BlockMask:
     additive: Float[Tensor, "#batch #heads queries keys"] | None = None
     causal: bool = False
     dropout_factors: Float[Tensor, "batch heads queries keys"] | None = None
+
+
+def fused_forward_dtype(dtype: torch.dtype, device: torch.device | str) -> torch.dtype:
+    """Return the number format in which the fused forward pass is fast.
+
+    On CPUs without instructions for it the kernel reads bfloat16 about as fast as float32, and a copy in float32 would
+    cost more than it saves. Its float16, its backward pass and plain products are slow there.
+    """
+    return dtype if dtype == torch.bfloat16 else product_dtype(dtype, device)
 
 
 def additive_mask(attends: Bool[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
@@ -45,8 +56,14 @@ def attend_block(
     """The block's own softmax attention, and the log-sum-exp of its scores.
 
     Fused on the CPU without dropout, where the tensors may overlap in memory but must be dense along `head_dim`; else
-    in plain operations, which were not run on CUDA.
+    in plain operations, which were not run on CUDA. On a CPU that multiplies 16 bits slowly it is computed in 32.
     """
+    number_format = (fused_forward_dtype if _is_fused(query, mask) else product_dtype)(query.dtype, query.device)
+    if number_format != query.dtype:
+        wide = (each.to(number_format) for each in (query, key, value))
+        with torch.autocast("cpu", enabled=False):
+            output, log_sum_exp = attend_block(*wide, mask=_mask_in(mask, number_format))
+        return output.to(query.dtype), log_sum_exp
     if _is_fused(query, mask):
         fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         output, log_sum_exp = fused(query, key, value, 0.0, mask.causal, attn_mask=mask.additive)
@@ -68,6 +85,13 @@ def attend_block_backward(
     mask: BlockMask,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block's share of the gradients of query, key and value; `output` and `log_sum_exp` are those of the whole."""
+    number_format = product_dtype(query.dtype, query.device)
+    if number_format != query.dtype:
+        wide = (each.to(number_format) for each in (grad_output, query, key, value, output, log_sum_exp))
+        with torch.autocast("cpu", enabled=False):
+            gradients = attend_block_backward(*wide, mask=_mask_in(mask, number_format))
+        grad_query, grad_key, grad_value = (each.to(query.dtype) for each in gradients)
+        return grad_query, grad_key, grad_value
     if _is_fused(query, mask):
         fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         inputs = (grad_output, query, key, value, output, log_sum_exp)
@@ -89,6 +113,10 @@ def share_of_second(first: Float[Tensor, "..."], second: Float[Tensor, "..."]) -
 
 def _is_fused(query: Tensor, mask: BlockMask) -> bool:
     return query.device.type == "cpu" and mask.dropout_factors is None
+
+
+def _mask_in(mask: BlockMask, dtype: torch.dtype) -> BlockMask:
+    return mask if mask.additive is None else replace(mask, additive=mask.additive.to(dtype))
 
 
 def _scores(query: Tensor, key: Tensor, mask: BlockMask) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS
 
 from lightning_dalle.distributed.finite_gradients import groups_finite_on_all_ranks
+from lightning_dalle.ops.hardware import warn_if_slow
 from lightning_dalle.plugins.block_hooks import BlockHooks
 from lightning_dalle.plugins.gradient_blocks import Blocks, find_blocks
 from lightning_dalle.plugins.gradient_scales import GradientScales
@@ -35,7 +36,7 @@ class PerBlockGradientScaling(Precision):
     `Trainer(plugins=PerBlockGradientScaling(...))`.
 
     Checkpointed activations work around a block and, with `use_reentrant=False`, inside it. Sharded modules must hold
-    whole blocks, with parameters in float32.
+    whole blocks, with parameters in float32. On a CPU that multiplies the dtype slowly a run begins with a warning.
 
     Args:
         blocks: A regular expression that the whole name of a submodule matches, or a class of submodules, or several;
@@ -106,6 +107,7 @@ class PerBlockGradientScaling(Precision):
                 "PerBlockGradientScaling cannot scale gradients that DeepSpeed's engine computes and steps with; use "
                 "strategy='ddp' or 'sharded_powersgd', or precision='bf16-mixed' instead of the plugin"
             )
+        warn_if_slow(self.dtype, _device(module))
         self.teardown()
         self.blocks = find_blocks(module, self.block_selection)
         if list(self.scales.scales) != list(self.blocks):
@@ -198,6 +200,12 @@ def _parameters(parts: tuple[nn.Module, ...]) -> Iterator[Tensor]:
 def _strategy(module: nn.Module) -> Any:
     """That of the module's Trainer, or None."""
     return getattr(getattr(module, "_trainer", None), "strategy", None)
+
+
+def _device(module: nn.Module) -> torch.device:
+    """Where the module will run: its Trainer moves it there only after the plugin has seen it."""
+    first = next(module.parameters(), torch.empty(0))
+    return getattr(_strategy(module), "root_device", first.device)
 
 
 def _num_replicas(module: nn.Module) -> int:

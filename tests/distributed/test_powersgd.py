@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_dalle.distributed import powersgd
 from tests.distributed.machines import compressor_of, projected_mean, step
 from tests.ranks import run_ranks
 
@@ -244,3 +245,19 @@ def _memory_of_residual(rank: int) -> bool:
     compressor.accept(compressor.reduce([gradient]), [gradient])
     residual = compressor.residuals.take(0)
     return residual is not None and residual.data_ptr() == address and compressor.residuals.num_bytes == 0
+
+
+def _first_factor(rank: int) -> tuple[Tensor, Tensor]:
+    gradient = torch.randn(40, 24, generator=torch.Generator().manual_seed(rank)).bfloat16()
+    compressor = compressor_of({"weight": gradient}, {"rank": 2, "uncompressed_steps": 0})
+    (matrix,) = compressor.plan.matrices
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(powersgd, "product_dtype", lambda dtype, device: torch.float32)
+        factor = compressor.first_factor(matrix, gradient)
+    return factor, matrix.matrix_of(gradient).float() @ compressor.queries["weight"]
+
+
+def test_where_bfloat16_is_slow_its_gradients_are_multiplied_in_float32() -> None:
+    for factor, expected in run_ranks(_first_factor, 2):
+        # A product in bfloat16 would be off by 2**-9 of the sums of 24 or 40 terms of about 1.
+        torch.testing.assert_close(factor, expected, atol=1e-5, rtol=0)

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings, strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightning_dalle.ops import hardware
 from lightning_dalle.ops.attention import attend
 from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
 from tests.unit.ops.attention_oracle import DECODABLE_KINDS, KINDS, Triple, masked_attention, random_inputs
@@ -115,7 +116,7 @@ def test_each_output_is_moved_by_exactly_the_keys_of_its_mask(kind: PatternKind)
 @pytest.mark.parametrize("kind", ["row", "column", "convolution"])
 def test_saved_bytes_are_no_more_than_those_of_fused_dense_attention(kind: PatternKind, dropout: float) -> None:
     inputs, saved = random_inputs(TILED[kind], torch.float32), []
-    for attention in (
+    for way in (
         lambda: attend(*inputs, TILED[kind], dropout=dropout),
         lambda: scaled_dot_product_attention(*inputs, is_causal=True),
     ):
@@ -126,7 +127,7 @@ def test_saved_bytes_are_no_more_than_those_of_fused_dense_attention(kind: Patte
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(measured, lambda tensor: tensor):
-            attention()
+            way()
         saved.append(sum(sizes))
     assert 0 < saved[0] <= saved[1]
 
@@ -174,6 +175,22 @@ def test_bfloat16_attention_is_near_float32_also_backward(kind: PatternKind) -> 
         torch.testing.assert_close(attend(*low, pattern).float(), expected.detach(), atol=4e-2, rtol=0)
     gradients = tuple(gradient.float() for gradient in _gradients(output, low))
     torch.testing.assert_close(gradients, _gradients(expected, exact), atol=1e-1, rtol=3e-2)
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["slow", "fast"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_16_bits_are_widened_where_their_kernel_is_slow(
+    kind: PatternKind, dtype: torch.dtype, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "_cpu_multiplies_fast", lambda dtype: fast)
+    query, key, value = (tensor.detach().to(dtype) for tensor in random_inputs(TILED[kind], torch.float32))
+    wide = attend(query.float(), key.float(), value.float(), TILED[kind]).to(dtype)
+    with torch.autocast("cpu", dtype):
+        # The fused kernel's forward pass is fast in bfloat16 on any CPU; its backward pass is not on any.
+        is_wide = torch.equal(attend(query, key, value, TILED[kind]), wide)
+        assert is_wide == (dtype == torch.float16 and not fast)
+        assert torch.equal(attend(query.requires_grad_(), key, value, TILED[kind]), wide)
 
 
 def test_sequence_of_another_length_is_refused() -> None:

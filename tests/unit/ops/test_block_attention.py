@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lightning_dalle.ops import hardware
 from lightning_dalle.ops.block_attention import BlockMask, attend_block, attend_block_backward, share_of_second
 
 QUERIES, KEYS = 7, 5
@@ -51,3 +52,42 @@ def test_two_blocks_make_one_softmax_forward_and_backward() -> None:
     ]
     joined_gradients = shares[0][0] + shares[1][0], *(torch.cat([shares[0][i], shares[1][i]], 2) for i in (1, 2))
     torch.testing.assert_close(joined_gradients, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("masked", ["additive", "dropout"])
+def test_where_16_bits_are_slow_a_block_is_that_of_float32_rounded_once(
+    monkeypatch: pytest.MonkeyPatch, masked: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(hardware, "_cpu_multiplies_fast", lambda dtype: False)
+    query, key, value, grad_output = low = [tensor.to(dtype) for tensor in _tensors(QUERIES, KEYS, KEYS, QUERIES)]
+    wide_query, wide_key, wide_value, wide_grad_output = (tensor.float() for tensor in low)
+    mask, wide_mask = BlockMask(_additive().to(dtype)), BlockMask(_additive().float())
+    if masked == "dropout":
+        kept = torch.rand(2, 3, QUERIES, KEYS, generator=torch.Generator().manual_seed(2)) < 0.5
+        mask = wide_mask = BlockMask(dropout_factors=2.0 * kept)
+    expected, log_sum_exp = attend_block(wide_query, wide_key, wide_value, mask=wide_mask)
+    with torch.autocast("cpu", dtype):
+        output, _ = attend_block(query, key, value, mask=mask)
+        gradients = attend_block_backward(grad_output, query, key, value, output, log_sum_exp, mask=mask)
+    # The fused kernel's forward pass alone is fast in bfloat16 on any CPU.
+    is_wide = masked == "dropout" or dtype == torch.float16
+    assert torch.equal(output, expected.to(dtype)) == is_wide
+    of_whole = output.float(), log_sum_exp
+    shares = attend_block_backward(wide_grad_output, wide_query, wide_key, wide_value, *of_whole, mask=wide_mask)
+    torch.testing.assert_close(gradients, tuple(share.to(dtype) for share in shares), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_where_16_bits_are_fast_a_block_is_computed_in_them(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(hardware, "_cpu_multiplies_fast", lambda dtype: True)
+    query, key, value = low = [tensor.to(dtype) for tensor in _tensors(QUERIES, KEYS, KEYS)]
+    wide_query, wide_key, wide_value = (tensor.float() for tensor in low)
+    output, log_sum_exp = attend_block(query, key, value, mask=BlockMask())
+    assert not torch.equal(output, attend_block(wide_query, wide_key, wide_value, mask=BlockMask())[0].to(dtype))
+    gradient = attend_block_backward(output, query, key, value, output, log_sum_exp, mask=BlockMask())[0]
+    wide = output.float()
+    share = attend_block_backward(wide, wide_query, wide_key, wide_value, wide, log_sum_exp, mask=BlockMask())[0]
+    assert not torch.equal(gradient, share.to(dtype))

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from torch import Tensor, nn
 
-from lightning_dalle.plugins import PerBlockGradientScaling
+from lightning_dalle.ops import hardware
+from lightning_dalle.plugins import PerBlockGradientScaling, per_block_gradient_scaling
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.unit.plugins.residual_network import TRAINER, Body, ResidualModule, batches, module
 
@@ -281,3 +283,31 @@ def test_modules_of_this_suite_name_two_blocks_a_layer() -> None:
         parameter for parts in blocks.values() for part in parts for parameter in nn.ModuleList(parts).parameters()
     }
     assert inside == set(model.network.layers.parameters())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_dtype_that_the_cpu_multiplies_slowly_is_used_with_a_warning(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "_cpu_multiplies_fast", lambda dtype: False)
+    plugin = PerBlockGradientScaling(dtype=dtype)
+    with pytest.warns(UserWarning, match=f"^{dtype} is much slower.*dtype='float32'"):
+        fit(module(), plugin, 1)
+    assert plugin.dtype == getattr(torch, dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*much slower")
+        fit(module(), PerBlockGradientScaling(dtype="float32"), 1)
+
+
+def test_what_counts_is_the_device_that_the_trainer_moves_the_module_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        per_block_gradient_scaling, "warn_if_slow", lambda dtype, device: asked.append(torch.device(device).type)
+    )
+    model = module()
+    trainer = Trainer(**TRAINER)
+    trainer.strategy._root_device = torch.device("meta")  # type: ignore[attr-defined]
+    model.trainer = trainer
+    PerBlockGradientScaling().convert_module(model)
+    PerBlockGradientScaling().convert_module(module())
+    assert asked == ["meta", "cpu"]
