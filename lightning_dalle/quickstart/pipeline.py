@@ -39,6 +39,7 @@ def run_quickstart(
     data: DataName = "openmoji",
     output: str | Path = "runs/quickstart",
     fresh: bool = False,
+    seed: int = 0,
     sampling: Sampling = Sampling(),
     extra: Mapping[str, list[str]] | None = None,
 ) -> dict[str, Any]:
@@ -53,6 +54,7 @@ def run_quickstart(
         data: Real drawings, still or moving, or drawn shapes that an oracle reads back, still or moving.
         output: Folder of the run.
         fresh: Delete an earlier run in that folder first.
+        seed: Seeds weights, data, batches and noise of every stage.
         sampling: What is drawn for the scores.
         extra: For stages of training (`discrete_vae`, `contrastive` and `text_to_image`, or `video_dit`), further
             arguments of `lightning-dalle fit`, which stand above the recipe's.
@@ -64,7 +66,7 @@ def run_quickstart(
         ValueError: If a setting is out of its range, or the folder holds something else.
         ModuleNotFoundError: If the emoji are asked for and the extra `quickstart` is not installed.
     """
-    settings = Settings(data=data, sampling=sampling.for_data(data), extra=extra or {})
+    settings = Settings(data=data, seed=seed, sampling=sampling.for_data(data), extra=extra or {})
     pipeline = Pipeline(settings, RunFolder(output))
     pipeline.folder.claim(settings, fresh)
     return pipeline.run()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_dalle.commands.recipes import find_recipe
+from lightning_dalle.data.keyed_random import check_seed
 
 DataName = Literal["openmoji", "shapes", "moving-shapes", "animated-emoji"]
 SAMPLING_OF: dict[str, dict[str, Any]] = {
@@ -83,19 +84,22 @@ class Settings:
     """All that the results depend on.
 
     Args:
+        seed: Seeds weights, data, batches and noise of every stage.
         extra: For a stage of training, further arguments of `lightning-dalle fit`.
 
     Raises:
-        ValueError: If there is no such data set, or `extra` names no stage of training.
+        ValueError: If there is no such data set, the seed is negative, or `extra` names no stage of training.
     """
 
     data: DataName
+    seed: int = 0
     sampling: Sampling = Sampling()
     extra: Mapping[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.data not in TRAINED_STAGES:
             raise ValueError(f"data ({self.data!r}) must be one of {', '.join(map(repr, TRAINED_STAGES))}")
+        check_seed(self.seed)
         unknown = sorted(set(self.extra) - set(self.trained_stages))
         if unknown:
             raise ValueError(

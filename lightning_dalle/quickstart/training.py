@@ -70,13 +70,18 @@ def recipe_arguments(settings: Settings, folder: RunFolder, stage: str) -> list[
         ],
         "video_dit": [f"--model.init_args.tokenizer={tokenizer}"],
     }
-    return [f"--config={settings.recipe(stage)}", *filled_in[stage], *settings.extra.get(stage, [])]
+    seeds = [f"--seed_everything={settings.seed}", f"--data.init_args.seed={settings.seed}"]
+    if stage != "contrastive":
+        # Its training draws nothing of its own.
+        seeds.append(f"--model.init_args.training.seed={settings.seed}")
+    return [f"--config={settings.recipe(stage)}", *filled_in[stage], *seeds, *settings.extra.get(stage, [])]
 
 
 def data_module(settings: Settings) -> CaptionedDataModule:
     """The data of the recipes."""
     first = settings.trained_stages[0]
-    arguments = [f"--config={settings.recipe(first)}", *settings.extra.get(first, [])]
+    seed = f"--data.init_args.seed={settings.seed}"
+    arguments = [f"--config={settings.recipe(first)}", seed, *settings.extra.get(first, [])]
     with quiet():
         data: CaptionedDataModule = _DataCLI([*arguments, "--trainer.logger=false"], run=False).datamodule
     data.prepare_data()

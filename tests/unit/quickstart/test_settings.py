@@ -11,6 +11,11 @@ def test_unknown_data_is_refused() -> None:
         Settings(data="mnist")  # type: ignore[arg-type]
 
 
+def test_a_negative_seed_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"seed \(-1\) must be at least 0"):
+        Settings(data="shapes", seed=-1)
+
+
 def test_extra_arguments_of_an_unknown_stage_are_refused() -> None:
     with pytest.raises(ValueError, match="extra has tokenizer; its stages must be among discrete_vae, contrastive"):
         Settings(data="shapes", extra={"tokenizer": []})

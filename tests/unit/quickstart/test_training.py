@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from lightning_dalle.quickstart.settings import TRAINED_STAGES, RunFolder, Settings
-from lightning_dalle.quickstart.training import last_checkpoint, recipe_arguments, vocabulary_size
+from lightning_dalle.quickstart.training import data_module, last_checkpoint, recipe_arguments, vocabulary_size
 
 FOLDER = RunFolder("run")
 
@@ -41,11 +41,23 @@ def test_extra_arguments_stand_above_the_recipe(stage: str) -> None:
 
 def test_the_transformer_is_given_what_the_stages_before_it_left() -> None:
     arguments = recipe_arguments(Settings(data="openmoji"), FOLDER, "text_to_image")
-    assert arguments[1:] == [
+    assert arguments[1:4] == [
         "--model.init_args.tokenizer=run/tokenizer.json",
         "--model.init_args.discrete_vae=run/discrete_vae.ckpt",
         "--data.init_args.tokenizer=run/tokenizer.json",
     ]
+
+
+@pytest.mark.parametrize("stage", TRAINED_STAGES["shapes"])
+def test_the_seed_reaches_weights_data_and_noise_of_each_stage(stage: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    settings = Settings(data="shapes", seed=3, extra={stage: ["--trainer.logger=false"]})
+    arguments = [part for part in recipe_arguments(settings, folder, stage) if "tokenizer" not in part]
+    parsed = {name: value for name, _, value in (part.partition("=") for part in arguments)}
+    assert parsed["--seed_everything"] == parsed["--data.init_args.seed"] == "3"
+    # The contrastive module has no randomness of its own.
+    assert parsed.get("--model.init_args.training.seed") == (None if stage == "contrastive" else "3")
+    assert data_module(settings).seed == 3
 
 
 @pytest.mark.parametrize("data", TRAINED_STAGES)
