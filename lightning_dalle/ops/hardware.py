@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from typing import Any
 
 import torch
 
@@ -71,7 +72,7 @@ def warn_if_slow(dtype: torch.dtype, device: torch.device | str) -> None:
 
 def _cpu_multiplies_fast(dtype: torch.dtype) -> bool:
     # Older versions of torch do not say what the processor can do.
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     if not any(capabilities.get(name) for name in _CAPABILITIES[dtype]):
         return False
     if "AVX512" not in torch.backends.cpu.get_cpu_capability():
