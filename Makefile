@@ -16,8 +16,9 @@ help: ## List the targets
 quickstart: $(VENV)/.quickstart-installed ## Train the whole recipe on real pictures and write runs/quickstart/report.html (DATA=openmoji, shapes, moving-shapes or animated-emoji)
 	$(BIN)/lightning-dalle quickstart --data $(DATA)
 
+# A file stays on one worker, with what its fixtures made; four of about a gigabyte each are enough on any machine.
 test: $(VENV)/.dev-installed ## Run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.dev-installed ## Look for mistakes with ruff
 	$(BIN)/ruff check
