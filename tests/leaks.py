@@ -15,7 +15,15 @@ _ALLOWED_VARIABLES = {
     "PYTORCH_NVML_BASED_CUDA_CHECK",
     "TORCHINDUCTOR_CACHE_DIR",
 }
-_TOOL_FOLDERS = {".git", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".import_linter_cache", "__pycache__"}
+_TOOL_FOLDERS = {
+    ".git",
+    ".hypothesis",
+    ".import_linter_cache",
+    ".mypy_cache",
+    ".pytest_cache",
+    ".ruff_cache",
+    "__pycache__",
+}
 _GRACE_SECONDS = 2.0
 
 
@@ -30,9 +38,7 @@ class Surroundings:
     @classmethod
     def now(cls, folder: Path) -> "Surroundings":
         """What is there now; `folder` is looked at without its subfolders."""
-        return cls(
-            dict(os.environ), {id(thread) for thread in _living_threads()}, set(os.listdir(folder)) - _TOOL_FOLDERS
-        )
+        return cls(dict(os.environ), {id(thread) for thread in _living_threads()}, files_in(folder))
 
     def leaks_since(self, folder: Path) -> list[str]:
         """What came since, in words. Variables and the process group are also put back: one test fails, not all."""
@@ -40,7 +46,7 @@ class Surroundings:
             *_leaked_process_group(),
             *self._leaked_threads(),
             *self._leaked_variables(),
-            *(f"the file {name}" for name in sorted(set(os.listdir(folder)) - _TOOL_FOLDERS - self.files)),
+            *(f"the file {name}" for name in sorted(files_in(folder) - self.files)),
         ]
 
     def _leaked_threads(self) -> list[str]:
@@ -59,6 +65,11 @@ class Surroundings:
             if name in self.variables:
                 os.environ[name] = self.variables[name]
         return [f"the environment variable {name}" for name in sorted(names - _ALLOWED_VARIABLES)]
+
+
+def files_in(folder: Path) -> set[str]:
+    """Names in a folder, without those of tools that run the tests."""
+    return set(os.listdir(folder)) - _TOOL_FOLDERS
 
 
 def _living_threads() -> list[threading.Thread]:

@@ -24,7 +24,7 @@ RankFunction = Callable[..., Any]
 
 
 def run_ranks(
-    function: RankFunction, world_size: int, *arguments: Any, timeout: float = 60.0, wait_for_all: bool = False
+    function: RankFunction, world_size: int, *arguments: Any, timeout: float = 150.0, wait_for_all: bool = False
 ) -> list[Any]:
     """Runs `function(rank, *arguments)` on every rank and returns the results in the order of ranks.
 
@@ -32,6 +32,8 @@ def run_ranks(
     start in about a second; `torch._dynamo` is imported by the first optimizer.
 
     Args:
+        timeout: Seconds until ranks that do not answer count as hanging: long, since other tests may run beside this
+            one, and below the timeout of a test, so that the ranks are named.
         wait_for_all: Let the ranks that are left end by themselves after one has failed.
 
     Raises:

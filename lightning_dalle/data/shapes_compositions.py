@@ -36,6 +36,7 @@ def _num_shared_words(first: ShapeObject, second: ShapeObject) -> int:
     return sum(one == other for one, other in zip(astuple(first), astuple(second), strict=True))
 
 
+@functools.cache
 def _is_held_out_pair(first: ShapeObject, second: ShapeObject) -> bool:
     """Whether two known objects are never trained on together, in any relation."""
     return hash_unit(" and ".join(sorted((first.phrase, second.phrase)))) < HELD_OUT_PAIR_SHARE
@@ -57,9 +58,17 @@ def _known_scenes(num_objects: int) -> tuple[Scene, ...]:
     return tuple(Scene(pair, relation) for pair in pairs for relation in ("left of", "right of", "above", "below"))
 
 
+@functools.cache
+def _split_scenes(num_objects: int) -> tuple[tuple[Scene, ...], tuple[Scene, ...]]:
+    """The scenes that are trained on, and the others, among them those of an object that is held out itself."""
+    known = _known_scenes(num_objects)
+    trained = [is_trained(scene) for scene in known]
+    return tuple(itertools.compress(known, trained)), tuple(itertools.compress(known, (not shown for shown in trained)))
+
+
 def trained_scenes(num_objects: int) -> list[Scene]:
     """The training compositions of one or of two objects."""
-    return [scene for scene in _known_scenes(num_objects) if is_trained(scene)]
+    return list(_split_scenes(num_objects)[0])
 
 
 def held_out_scenes(num_objects: int) -> list[Scene]:
@@ -67,14 +76,11 @@ def held_out_scenes(num_objects: int) -> list[Scene]:
 
     Of one object: its three words never met. Of two: both objects are trained on, but never in one picture.
     """
+    _, others = _split_scenes(num_objects)
     if num_objects == 1:
-        return [scene for scene in _known_scenes(1) if not is_trained(scene)]
+        return list(others)
     unseen = held_out_objects()
-    return [
-        scene
-        for scene in _known_scenes(2)
-        if not is_trained(scene) and not any(item in unseen for item in scene.objects)
-    ]
+    return [scene for scene in others if not any(item in unseen for item in scene.objects)]
 
 
 def negative_scene(scene: Scene, generator: np.random.Generator) -> Scene:

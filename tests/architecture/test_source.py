@@ -1,13 +1,9 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.architecture.tree import ROOT, modules, syntax, tracked_files
 
-MOST_LINES = 400
 PYTHON_FILES = [path for path in tracked_files() if path.suffix == ".py"]
 # Written in pieces, so that this file does not find itself.
 MACHINE_PATHS = re.compile("|".join(("/wo" + "rk/", "/tm" + "p/", "/ro" + "ot/", "/ho" + "me/")))
@@ -28,12 +24,6 @@ def _imported_names(tree: ast.Module) -> Iterator[str]:
             yield from (name.name for name in node.names)
         if isinstance(node, ast.ImportFrom):
             yield "." * node.level + (node.module or "")
-
-
-@pytest.mark.parametrize("file", PYTHON_FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_no_file_is_too_long_to_read(file: Path) -> None:
-    lines = len(file.read_text().splitlines())
-    assert lines <= MOST_LINES, f"{file.name} has {lines} lines; split it by what it is about"
 
 
 def test_every_public_definition_says_what_it_is() -> None:

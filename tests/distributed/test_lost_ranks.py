@@ -59,7 +59,7 @@ def _resumed_run(rank: int, folder: Path) -> int:
 
 def test_killed_rank_is_named_and_the_last_checkpoint_resumes(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        run_ranks(_killed_run, 4, tmp_path, timeout=60, wait_for_all=True)
+        run_ranks(_killed_run, 4, tmp_path, wait_for_all=True)
     assert len(caught.value.exceptions) == 4
     for rank in range(3):
         assert "left by rank(s) 3, which ended without a word" in (tmp_path / f"rank{rank}").read_text()
@@ -80,7 +80,7 @@ def _run_without_the_store(rank: int, folder: Path) -> None:
 
 def test_killed_rank_that_held_the_store_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExceptionGroup) as caught:
-        run_ranks(_run_without_the_store, 2, tmp_path, timeout=60, wait_for_all=True)
+        run_ranks(_run_without_the_store, 2, tmp_path, wait_for_all=True)
     failures = sorted(str(failure).splitlines()[0] for failure in caught.value.exceptions)
     assert failures == ["rank 0 died without an answer", "rank 1 failed:"]
     assert "rank 1 lost the store of the process group, which rank 0 holds" in (tmp_path / "rank1").read_text()

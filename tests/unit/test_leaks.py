@@ -6,6 +6,7 @@ import pytest
 from torch import distributed
 
 from tests import leaks
+from tests.architecture.tree import ROOT
 from tests.leaks import Surroundings
 
 
@@ -39,3 +40,14 @@ def test_a_changed_variable_is_put_back(tmp_path: Path, monkeypatch: pytest.Monk
     os.environ["CHANGED"] = "after"
     assert before.leaks_since(tmp_path) == ["the environment variable CHANGED"]
     assert os.environ["CHANGED"] == "before"
+
+
+def test_folders_of_tools_are_no_leaks(tmp_path: Path) -> None:
+    before = Surroundings.now(tmp_path)
+    (tmp_path / ".hypothesis").mkdir()
+    (tmp_path / ".pytest_cache").mkdir()
+    assert before.leaks_since(tmp_path) == []
+
+
+def test_every_worker_stands_in_a_folder_of_its_own() -> None:
+    assert not Path.cwd().is_relative_to(ROOT)

@@ -30,7 +30,11 @@ def test_kernel_distance_of_few_images_is_that_of_all() -> None:
     assert image_scores(real, generated, "mine")["kd_mine"] == pytest.approx(expected.item(), abs=1e-12)
 
 
-def test_kernel_distance_takes_seeded_subsets_and_leaves_the_random_state_alone() -> None:
+def test_kernel_distance_takes_seeded_subsets_and_leaves_the_random_state_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Of full size, but fewer: the mean of a hundred takes seconds.
+    monkeypatch.setattr("lightning_dalle.evaluation.image_scores.NUM_SUBSETS", 5)
     real, generated = _features(1010, seed=0), _features(1005, seed=1)
     state = torch.get_rng_state()
     first = image_scores(real, generated, "mine", seed=3)

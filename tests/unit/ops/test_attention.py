@@ -1,5 +1,6 @@
 """`attend` against a plain softmax under the boolean mask."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lightning_dalle.ops import hardware
 from lightning_dalle.ops.attention import attend
 from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
+from tests.rounding import FACTOR, assert_only_rounded
 from tests.unit.ops.attention_oracle import DECODABLE_KINDS, KINDS, Triple, masked_attention, random_inputs
 
 # Geometries whose tiles are of all sorts: a head, several equal ones and a rest.
@@ -31,21 +33,28 @@ class _LargestTensor(TorchDispatchMode):
 
 
 def _gradients(output: torch.Tensor, inputs: Triple) -> tuple[torch.Tensor, ...]:
-    weights = torch.randn(output.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    # Of eight bits, so that they are the same in every type.
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
     return torch.autograd.grad((output * weights.to(output.dtype)).sum(), inputs)
 
 
-def _assert_equals_oracle(
-    pattern: AttentionPattern, dtype: torch.dtype, tolerance: float, batch: int = 2, heads: int = 3, **dropout: Any
-) -> None:
-    inputs = random_inputs(pattern, dtype, batch, heads)
-    exact: Triple = tuple(tensor.detach().double().requires_grad_() for tensor in inputs)  # type: ignore[assignment]
-    output, expected = attend(*inputs, pattern, **dropout), masked_attention(*exact, pattern, **dropout)
-    torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=0)
-    for gradient, exact_gradient in zip(_gradients(output, inputs), _gradients(expected, exact), strict=True):
-        # Of text keys it is a sum over all queries, and may be much larger than 1.
-        scale = max(1.0, exact_gradient.abs().max().item())
-        torch.testing.assert_close(gradient.double(), exact_gradient, atol=tolerance * scale, rtol=0)
+def _with_gradients(attention: Callable[..., torch.Tensor], inputs: Triple, *arguments: Any, **dropout: Any) -> Any:
+    output = attention(*inputs, *arguments, **dropout)
+    return [output, *_gradients(output, inputs)]
+
+
+def _in_double(inputs: Triple) -> Triple:
+    return tuple(tensor.detach().double().requires_grad_() for tensor in inputs)  # type: ignore[return-value]
+
+
+def _assert_only_rounded(pattern: AttentionPattern, inputs: Triple, factor: float = FACTOR, **dropout: Any) -> None:
+    """Output and gradients lose at most a few times what a plain softmax in the type of the inputs loses."""
+    assert_only_rounded(
+        _with_gradients(attend, inputs, pattern, **dropout),
+        _with_gradients(masked_attention, inputs, pattern, **dropout),
+        _with_gradients(masked_attention, _in_double(inputs), pattern, **dropout),
+        factor,
+    )
 
 
 @given(
@@ -76,13 +85,20 @@ def test_attend_equals_the_masked_softmax_for_any_geometry(
     dropout: float,
 ) -> None:
     pattern = AttentionPattern(kind, text_length, height, width, kernel_size)
-    _assert_equals_oracle(pattern, torch.float64, 1e-12, batch, heads, dropout=dropout, dropout_seed=height)
+    inputs = random_inputs(pattern, torch.float64, batch, heads)
+    output, *gradients = _with_gradients(attend, inputs, pattern, dropout=dropout, dropout_seed=height)
+    expected, *exact = _with_gradients(masked_attention, inputs, pattern, dropout=dropout, dropout_seed=height)
+    torch.testing.assert_close(output, expected, atol=1e-12, rtol=0)
+    for gradient, exact_gradient in zip(gradients, exact, strict=True):
+        # Of text keys it is a sum over all queries, and may be much larger than 1.
+        scale = max(1.0, exact_gradient.abs().max().item())
+        torch.testing.assert_close(gradient, exact_gradient, atol=1e-12 * scale, rtol=0)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_attend_equals_the_masked_softmax_in_single_precision(kind: PatternKind, dropout: float) -> None:
-    _assert_equals_oracle(TILED[kind], torch.float32, 2e-6, dropout=dropout)
+    _assert_only_rounded(TILED[kind], random_inputs(TILED[kind], torch.float32), dropout=dropout)
 
 
 @pytest.mark.parametrize("layout", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (3, 1, 0, 2)])
@@ -163,18 +179,15 @@ def test_mask_first_built_while_sampling_serves_a_later_backward(kind: PatternKi
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bfloat16_attention_is_near_float32_also_backward(kind: PatternKind) -> None:
+def test_bfloat16_attention_loses_no_more_than_plain_bfloat16(kind: PatternKind) -> None:
     pattern = TILED[kind]
-    exact = random_inputs(pattern, torch.float32)
-    low: Triple = tuple(tensor.detach().bfloat16().requires_grad_() for tensor in exact)  # type: ignore[assignment]
-    output, expected = attend(*low, pattern), attend(*exact, pattern)
-    assert output.dtype == torch.bfloat16
-    # Eight bits of fraction: 2**-8 of values up to about 3.
-    torch.testing.assert_close(output.float(), expected, atol=3e-2, rtol=0)
+    inputs = random_inputs(pattern, torch.bfloat16)
+    assert attend(*inputs, pattern).dtype == torch.bfloat16
+    # Plain code rounds its scores and weights too.
+    _assert_only_rounded(pattern, inputs, factor=1)
     with torch.no_grad():
-        torch.testing.assert_close(attend(*low, pattern).float(), expected.detach(), atol=4e-2, rtol=0)
-    gradients = tuple(gradient.float() for gradient in _gradients(output, low))
-    torch.testing.assert_close(gradients, _gradients(expected, exact), atol=1e-1, rtol=3e-2)
+        exact = masked_attention(*_in_double(inputs), pattern)
+        assert_only_rounded(attend(*inputs, pattern), masked_attention(*inputs, pattern), exact, factor=1)
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["slow", "fast"])
