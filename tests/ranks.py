@@ -1,6 +1,7 @@
 """Runs one function on several ranks of a Gloo group, each in a forked process of its own."""
 
 import multiprocessing
+import os
 import pickle
 import time
 import traceback
@@ -103,6 +104,9 @@ def _run_rank(
     from torch import distributed
 
     torch.set_num_threads(1)
+    # The fork server has the environment of the first test that needed ranks; Lightning would seed by that test's seed.
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        os.environ.pop(name, None)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
     try:
         # In a frame of its own: a DDP wrapper that is still alive when the group is destroyed hangs the rank.

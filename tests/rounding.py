@@ -7,7 +7,7 @@ inputs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 # The largest of many rounding errors varies with the order of the sums by about two; a lost term costs hundreds.
 FACTOR = 4.0
 
-Result: TypeAlias = "Tensor | float | Sequence[Result] | Mapping[str, Result]"
+Result: TypeAlias = "Tensor | float | Sequence[Result] | Mapping[str, Any]"
 
 
 def largest_error(actual: Tensor, exact: Tensor) -> float:
@@ -44,7 +44,7 @@ def rounding_bar(plain: Tensor, exact: Tensor, factor: float = FACTOR) -> float:
     return factor * loss + (4 if plain.dtype == torch.float32 else 0.5) * epsilon * largest
 
 
-def assert_only_rounded(actual: Result, plain: Result, exact: Result, factor: float = FACTOR) -> None:
+def assert_only_rounded(actual: Result, plain: Result, exact: Result, *, factor: float = FACTOR) -> None:
     """Assert that each tensor of a result differs from the exact one by no more than its `rounding_bar`.
 
     Lists of numbers, such as the losses of a training, count as one tensor in single precision.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
 from lightning_dalle.commands.recipes import packaged_recipes
-from lightning_dalle.distributed.wire_formats import WIRE_FORMATS
+from lightning_dalle.distributed.wire_formats import WIRE_FORMATS, WireFormat
 from lightning_dalle.lightning_modules.configuration import as_config
 from lightning_dalle.models.contrastive import ContrastiveConfig
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
@@ -161,12 +161,16 @@ def operations_table(rounds: int) -> Table:
     return table
 
 
+def _there_and_back(wire: WireFormat, numbers: Tensor) -> Tensor:
+    return wire.decode(wire.encode(numbers))
+
+
 def wire_table(rounds: int) -> Table:
     numbers = noise(WIRE_NUMBERS)
     works: dict[str, Callable[[], object]] = {"copied": numbers.clone}
     for name, wire in WIRE_FORMATS.items():
         if not wire.is_exact:
-            works[name] = lambda wire=wire: wire.decode(wire.encode(numbers))
+            works[name] = partial(_there_and_back, wire, numbers)
     table = Table("Wire formats", f"To the format and back, {WIRE_NUMBERS:,} numbers.", ("format", "ms"))
     for name, seconds in interleaved_medians(works, rounds).items():
         table.rows.append((name, milliseconds(seconds)))

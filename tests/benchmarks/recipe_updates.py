@@ -56,10 +56,9 @@ def random_batch(path: Path) -> dict[str, Any]:
     count, generator = sizes["batch_size"], torch.Generator().manual_seed(0)
     captions = [CAPTIONS[number % len(CAPTIONS)] for number in range(count)]
     if "frames" in sizes:
-        shape = (count, 3, sizes["frames"], sizes.get("height", 32), sizes.get("width", 32))
-        return {"caption": captions, "video": _noise(shape, generator)}
-    shape = (count, 3, sizes["image_size"], sizes["image_size"])
-    return {"caption": captions, "image": _noise(shape, generator)}
+        size = sizes["frames"], sizes.get("height", 32), sizes.get("width", 32)
+        return {"caption": captions, "video": _noise((count, 3, *size), generator)}
+    return {"caption": captions, "image": _noise((count, 3, sizes["image_size"], sizes["image_size"]), generator)}
 
 
 def _noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -107,7 +106,8 @@ def train(path: Path, precision: str, rounds: int, callbacks: Iterable[Callback]
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(build_module(path), DataLoader([random_batch(path)] * (rounds + 1), batch_size=None))
+    batches: Any = [random_batch(path)] * (rounds + 1)
+    trainer.fit(build_module(path), DataLoader(batches, batch_size=None))
 
 
 def count_operations(path: Path) -> int:

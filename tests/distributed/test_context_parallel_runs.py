@@ -56,7 +56,7 @@ def test_validate_test_and_predict() -> None:
     for case, kind in enumerate((LayerCut, Foreign)):
         alone = kind()
         alone.load_state_dict(state)
-        expected = []
+        expected: list[dict[str, Any]] = []
         for dtype in (torch.float32, torch.float64):
             alone.to(dtype)
             with torch.inference_mode():

@@ -3,6 +3,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import seed_everything
 from torch import distributed
 
 from tests import leaks
@@ -40,6 +41,14 @@ def test_a_changed_variable_is_put_back(tmp_path: Path, monkeypatch: pytest.Monk
     os.environ["CHANGED"] = "after"
     assert before.leaks_since(tmp_path) == ["the environment variable CHANGED"]
     assert os.environ["CHANGED"] == "before"
+
+
+def test_seeds_are_put_back_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    before = Surroundings.now(tmp_path)
+    seed_everything(5, verbose=False)
+    assert before.leaks_since(tmp_path) == []
+    assert "PL_GLOBAL_SEED" not in os.environ
 
 
 def test_folders_of_tools_are_no_leaks(tmp_path: Path) -> None:

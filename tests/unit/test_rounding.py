@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.rounding import assert_only_rounded, rounding_bar
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, blocks: int = 1, drop: int | None = None) -> Tensor:
+def _attention(query: Tensor, key: Tensor, value: Tensor, *, blocks: int = 1, drop: int | None = None) -> Tensor:
     """Attention that takes the keys block by block, without one of them."""
     parts = [
         (query @ keys.mT, values)

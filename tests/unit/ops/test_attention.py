@@ -53,7 +53,7 @@ def _assert_only_rounded(pattern: AttentionPattern, inputs: Triple, factor: floa
         _with_gradients(attend, inputs, pattern, **dropout),
         _with_gradients(masked_attention, inputs, pattern, **dropout),
         _with_gradients(masked_attention, _in_double(inputs), pattern, **dropout),
-        factor,
+        factor=factor,
     )
 
 

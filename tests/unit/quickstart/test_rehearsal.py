@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -122,9 +123,11 @@ def test_a_rehearsal_of_real_recipes_leaves_no_trace(tmp_path: Path, monkeypatch
     assert sorted(folder.path.rglob("*")) == files
     assert not list(scratch.iterdir())
     assert random_states() == states
-    assert {stage: (pace.updates, pace.validations) for stage, pace in paces.items()} == {
-        "discrete_vae": (150, 2),
-        "contrastive": (400, 2),
-        "text_to_image": (1500, 2),
+    trainers = {stage: yaml.safe_load(settings.recipe(stage).read_text())["trainer"] for stage in paces}
+    assert {stage: pace.updates for stage, pace in paces.items()} == {
+        stage: trainer["max_steps"] for stage, trainer in trainers.items()
+    }
+    assert {stage: pace.validations for stage, pace in paces.items()} == {
+        stage: trainer["max_steps"] // trainer["val_check_interval"] for stage, trainer in trainers.items()
     }
     assert all(pace.update_seconds > 0 and pace.validation_seconds > 0 for pace in paces.values())
