@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         own_positions as own_positions,
         sequence_mean as sequence_mean,
     )
-    from lightning_dalle.optim import AdamW16 as AdamW16
+    from lightning_dalle.optim import AdamW16 as AdamW16, Muon as Muon
     from lightning_dalle.plugins import PerBlockGradientScaling as PerBlockGradientScaling
     from lightning_dalle.strategies import (
         ContextParallelStrategy as ContextParallelStrategy,
@@ -95,6 +95,7 @@ _MODULE_OF = {
     "ImageGenerationMetrics": "lightning_dalle.callbacks",
     "LossScaleMonitor": "lightning_dalle.callbacks",
     "MovingShapes": "lightning_dalle.data.moving_shapes",
+    "Muon": "lightning_dalle.optim",
     "OpenClipTextEncoder": "lightning_dalle.models.open_clip_text_encoder",
     "OpenMoji": "lightning_dalle.data.open_moji",
     "PerBlockGradientScaling": "lightning_dalle.plugins",
