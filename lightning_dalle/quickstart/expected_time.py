@@ -11,27 +11,27 @@ from lightning_dalle.quickstart.machine import MachineSpeed
 TYPICAL_SECONDS: dict[str, dict[str, float]] = {
     "openmoji": {
         "tokenizer": 1,
-        "discrete_vae": 64,
-        "contrastive": 68,
-        "text_to_image": 522,
-        "pictures": 36,
+        "discrete_vae": 117,
+        "contrastive": 131,
+        "text_to_image": 1395,
+        "pictures": 60,
         "report": 2,
     },
     "shapes": {
         "tokenizer": 2,
-        "discrete_vae": 23,
-        "contrastive": 108,
-        "text_to_image": 480,
-        "pictures": 25,
+        "discrete_vae": 51,
+        "contrastive": 174,
+        "text_to_image": 1118,
+        "pictures": 40,
         "report": 1,
     },
-    "animated-emoji": {"tokenizer": 31, "video_dit": 796, "pictures": 12, "report": 1},
-    "moving-shapes": {"tokenizer": 2, "video_dit": 833, "pictures": 12, "report": 1},
+    "animated-emoji": {"tokenizer": 31, "video_dit": 605, "pictures": 60, "report": 1},
+    "moving-shapes": {"tokenizer": 2, "video_dit": 1433, "pictures": 60, "report": 1},
 }
-"""Measured once, on a machine like `REFERENCE`. A stage of training is compared with them and never told from them."""
+"""Measured on a machine like `REFERENCE`. A stage of training is compared with them and never told from them."""
 
 REFERENCE = MachineSpeed(cores=2, core_share=1.0, core_gflops=50.0, fast_bfloat16=False, load=2.0)
-"""The machine of `TYPICAL_SECONDS`: two cores with AVX2."""
+"""The machine of `TYPICAL_SECONDS`: two cores of an AMD EPYC with AVX2."""
 
 SLOW = 2.0
 """Times the typical time, from which on a stage is called slow."""
