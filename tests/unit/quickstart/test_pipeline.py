@@ -127,7 +127,8 @@ def test_a_slow_stage_says_why_before_it_starts(
     monkeypatch.setattr(pipeline, "measure_speed", lambda: dataclasses.replace(REFERENCE, cores=1.0))
     made.run()
     shown = capsys.readouterr().out
-    line = "Slow here: Reranker (about 20 min, typically about 2 min): only 1 core can be used."
+    typical = format_minutes(TYPICAL_SECONDS["shapes"]["contrastive"])
+    line = f"Slow here: Reranker (about 20 min, typically {typical}): only 1 core can be used."
     assert shown.count("Slow here") == shown.count(line) == said
     assert not said or shown.index(line) < shown.index("Discrete VAE")
 
