@@ -21,8 +21,9 @@ _ONEDNN_LIMITS = {
 def has_fast_bfloat16(device: torch.device | str) -> bool:
     """Tell whether matrices are multiplied faster in bfloat16 than in float32.
 
-    On a CPU this takes instructions of its own, AVX512_BF16 or AMX: without them a bfloat16 product takes about 60
-    times as long as one in float32. Limits set by `ATEN_CPU_CAPABILITY`, `DNNL_MAX_CPU_ISA` or `ONEDNN_MAX_CPU_ISA`
+    On a CPU this takes instructions of its own, AVX512_BF16 or AMX: without them a bfloat16 product takes tens
+    of times as long as one in float32 (docs/number_formats.md). Limits
+    set by `ATEN_CPU_CAPABILITY`, `DNNL_MAX_CPU_ISA` or `ONEDNN_MAX_CPU_ISA`
     count, since torch keeps to them. Where nothing is known of a device, the answer is no: float32 is fast everywhere.
 
     Example:

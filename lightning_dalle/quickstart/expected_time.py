@@ -28,7 +28,8 @@ TYPICAL_SECONDS: dict[str, dict[str, float]] = {
     "animated-emoji": {"tokenizer": 31, "video_dit": 605, "pictures": 60, "report": 1},
     "moving-shapes": {"tokenizer": 2, "video_dit": 1433, "pictures": 60, "report": 1},
 }
-"""Measured on a machine like `REFERENCE`. A stage of training is compared with them and never told from them."""
+"""Of training timed on a machine like `REFERENCE`, of drawing estimated. A stage
+of training is compared with them and never told from them."""
 
 REFERENCE = MachineSpeed(cores=2, core_share=1.0, core_gflops=50.0, fast_bfloat16=False, load=2.0)
 """The machine of `TYPICAL_SECONDS`: two cores of an AMD EPYC with AVX2."""
