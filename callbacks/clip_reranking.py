@@ -10,11 +10,10 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torchvision.utils import make_grid
 
-from lightning_dalle.callbacks.captions_callback import CaptionsCallback
+from lightning_dalle.callbacks.generation import CaptionsCallback
 from lightning_dalle.callbacks.protocols import ImageTextScorer
-from lightning_dalle.evaluation.clip_logging import clip_grid, log_clip
-from lightning_dalle.evaluation.image_logging import log_image
-from lightning_dalle.models.evaluation_mode import evaluation_mode
+from lightning_dalle.evaluation.logging import clip_grid, log_clip, log_image
+from lightning_dalle.models.modes import evaluation_mode
 
 MAX_CANDIDATES_AT_ONCE = 512
 """Images of one call of `generate`, or of one caption if it has more candidates."""

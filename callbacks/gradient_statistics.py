@@ -1,4 +1,4 @@
-"""Figures of gradients, updates and activations, by block."""
+"""Statistics of gradients, updates and activations of each block."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -6,10 +6,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lightning_dalle.ops.local_part import local_part
+from lightning_dalle.callbacks.loss_scale_sources import LossScaleSource
+from lightning_dalle.ops.finite import to_local
 
 OUTSIDE = "outside"
 # Elements of a parameter that are looked at for its update: a second copy of all parameters would be a lot.
@@ -33,7 +35,7 @@ def gradient_figures(groups: Groups) -> dict[str, dict[str, float]]:
     """Return norm, largest absolute value and share of zeros of each group's gradient; of shards this rank's part."""
     rows = {}
     for name, parameters in groups.items():
-        gradients = [local_part(item.grad) for item in parameters if item.grad is not None and item.grad.numel()]
+        gradients = [to_local(item.grad) for item in parameters if item.grad is not None and item.grad.numel()]
         if gradients:
             norm = torch.stack([value.double() for value in torch._foreach_norm(gradients)]).norm()
             largest = torch.stack([value.double() for value in torch._foreach_norm(gradients, float("inf"))]).max()
@@ -50,7 +52,7 @@ def samples(groups: Groups) -> dict[str, Tensor]:
     """Return some elements of each group, copied: evenly spread ones of each parameter."""
     picked = {}
     for name, parameters in groups.items():
-        flat = [local_part(parameter.detach()).reshape(-1) for parameter in parameters]
+        flat = [to_local(parameter.detach()).reshape(-1) for parameter in parameters]
         picked[name] = torch.cat([part[:: max(1, part.numel() // _SAMPLE)].double() for part in flat])
     return picked
 
@@ -76,3 +78,31 @@ def _note_largest(largest: dict[str, Tensor], name: str, part: nn.Module, args: 
         if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
             value = tensor.detach().abs().amax().float()
             largest[name] = torch.maximum(largest.get(name, value), value)
+
+
+class UpdateFigures:
+    """Looks at one update, from before its first forward pass until after it."""
+
+    def __init__(self, pl_module: LightningModule, source: LossScaleSource) -> None:
+        blocks = source.blocks()
+        self._groups = parameters_by_block(pl_module, blocks)
+        self._stack = ExitStack()
+        self._activations = self._stack.enter_context(largest_activations(blocks))
+        self._gradients: dict[str, dict[str, float]] = {}
+        self._before: dict[str, Tensor] = {}
+
+    def before_step(self) -> None:
+        """Look at the gradients, and keep what the parameters are."""
+        self._stack.close()
+        self._gradients = gradient_figures(self._groups)
+        self._before = samples(self._groups)
+
+    def after_step(self) -> dict[str, dict[str, float]]:
+        """Return the figures, each by block."""
+        by_figure: dict[str, dict[str, float]] = {}
+        for block, figures in self._gradients.items():
+            for figure, value in figures.items():
+                by_figure.setdefault(figure, {})[block] = value
+        by_figure["update_ratio"] = update_ratios(self._before, samples(self._groups))
+        by_figure["largest_activation"] = {name: value.item() for name, value in self._activations.items()}
+        return by_figure

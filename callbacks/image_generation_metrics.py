@@ -5,17 +5,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from lightning_dalle.callbacks.generation_callback import GenerationCallback
-from lightning_dalle.callbacks.rank_gathering import gather_rows
+from lightning_dalle.callbacks.generation import GenerationCallback
 from lightning_dalle.evaluation.clip_features import as_frames, clip_extractor, clip_scores
 from lightning_dalle.evaluation.extractors import load_extractor
-from lightning_dalle.evaluation.feature_cache import FeatureCache
-from lightning_dalle.evaluation.feature_extractor import ImageFeatures
-from lightning_dalle.evaluation.image_scores import image_scores
+from lightning_dalle.evaluation.features import FeatureCache, ImageFeatures
 from lightning_dalle.evaluation.pixels import as_uint8
+from lightning_dalle.evaluation.scores import image_scores
+
+
+def gather_rows(trainer: Trainer, rows: Shaped[Tensor, "rows width"]) -> Shaped[Tensor, "all_rows width"]:
+    """Return the rows of rank 0, then those of rank 1 and so on; all ranks must call it.
+
+    Ranks may have different numbers of rows; one without any may bring [0, 0].
+    """
+    if trainer.world_size == 1:
+        return rows
+    shape = torch.tensor(rows.shape, device=rows.device)
+    shapes = trainer.strategy.all_gather(shape)
+    most_rows, width = shapes.max(dim=0).values.tolist()
+    # Collectives take equal sizes only.
+    padded = pad(rows, (0, width - rows.shape[1], 0, most_rows - rows.shape[0]))
+    gathered = trainer.strategy.all_gather(padded)
+    return torch.cat([part[:count] for part, count in zip(gathered, shapes[:, 0].tolist(), strict=True)])
 
 
 class ImageGenerationMetrics(GenerationCallback):

@@ -8,10 +8,9 @@ from jaxtyping import UInt8
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_dalle.callbacks.captions_callback import CaptionsCallback
-from lightning_dalle.evaluation.clip_logging import clip_grid, log_clip
-from lightning_dalle.evaluation.clip_writing import CLIP_SUFFIXES
-from lightning_dalle.evaluation.motion import frame_difference
+from lightning_dalle.callbacks.generation import CaptionsCallback
+from lightning_dalle.evaluation.clip_features import frame_difference
+from lightning_dalle.evaluation.logging import CLIP_SUFFIXES, clip_grid, log_clip
 from lightning_dalle.optional import require
 
 MAX_CLIPS_AT_ONCE = 64

@@ -119,7 +119,7 @@ def train(ranks):
     trainer = Trainer(
         accelerator="cpu",
         devices=ranks,
-        strategy=ContextParallelStrategy(context_size=ranks),
+        strategy=ContextParallelStrategy(context_parallel_degree=ranks),
         max_steps=UPDATES,
         log_every_n_steps=1,
         logger=CSVLogger(folder, name=f"ranks_{ranks}", version=0),

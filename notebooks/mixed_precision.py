@@ -34,7 +34,7 @@ from lightning.pytorch import Trainer, seed_everything
 
 from lightning_dalle import (
     AdamW16,
-    CaptionedShapes,
+    CaptionedShapesDataModule,
     CaptionTokenizer,
     DiscreteVAE,
     DiscreteVAEConfig,
@@ -43,7 +43,7 @@ from lightning_dalle import (
     SparseTransformerConfig,
     TextToImageModule,
 )
-from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTraining
+from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTrainingConfig
 from lightning_dalle.ops.float_formats import FLOAT_0_6_10, FLOAT_1_6_9, decode, encode
 
 warnings.filterwarnings("ignore")
@@ -71,7 +71,7 @@ print("scaled:", ((gradients * 1024).half().float() / 1024).tolist())
 
 # %%
 updates = 40 if FAST else 1_000
-data = CaptionedShapes(num_train=2_000 if FAST else 50_000, num_val=64, batch_size=16)
+data = CaptionedShapesDataModule(num_train=2_000 if FAST else 50_000, num_val=64, batch_size=16)
 tokenizer = folder / "tokenizer.json"
 CaptionTokenizer.train(data.captions("train"), 512).save(tokenizer)
 vae = DiscreteVAE(DiscreteVAEConfig(image_size=40, codebook_size=64, hidden_width=8, num_groups=3, blocks_per_group=1))
@@ -86,13 +86,13 @@ module = TextToImageModule(
         grid_width=10,
         image_vocabulary_size=64,
     ),
-    TextToImageTraining(
+    TextToImageTrainingConfig(
         learning_rate=2e-3, warmup_updates=5, schedule="cosine", total_updates=updates, moments="16bit"
     ),
     discrete_vae=vae,
     tokenizer=tokenizer,
 )
-plugin = PerBlockGradientScaling(dtype="float16", initial_scale=2.0**24, division_factor=4.0, division_window=1)
+plugin = PerBlockGradientScaling(dtype="float16", initial_scale=2.0**24, backoff_factor=4.0, backoff_interval=1)
 monitor = LossScaleMonitor(every_n_updates=1)
 trainer = Trainer(
     max_steps=updates,
@@ -106,7 +106,7 @@ trainer = Trainer(
     plugins=plugin,
     callbacks=[monitor],
 )
-captioned = CaptionedShapes(
+captioned = CaptionedShapesDataModule(
     num_train=2_000 if FAST else 50_000,
     num_val=64,
     batch_size=16,

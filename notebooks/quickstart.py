@@ -35,7 +35,7 @@ from lightning.pytorch import Trainer, seed_everything
 from torchvision.utils import make_grid
 
 from lightning_dalle import (
-    CaptionedShapes,
+    CaptionedShapesDataModule,
     CaptionTokenizer,
     ContrastiveConfig,
     ContrastiveModule,
@@ -44,9 +44,9 @@ from lightning_dalle import (
     SparseTransformerConfig,
     TextToImageModule,
 )
-from lightning_dalle.data.shapes_oracle import matches_each
-from lightning_dalle.lightning_modules.contrastive_training import ContrastiveTraining
-from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTraining
+from lightning_dalle.data.shapes.oracle import matches_each
+from lightning_dalle.lightning_modules.contrastive_training import ContrastiveTrainingConfig
+from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTrainingConfig
 
 warnings.filterwarnings("ignore")
 FAST = os.environ.get("LIGHTNING_DALLE_NOTEBOOK_FAST", "1") == "1"
@@ -86,7 +86,7 @@ def show(images, title, columns):
 # Twelve of the 72 single objects, and some pairs, are never shown in training.
 
 # %%
-shapes = CaptionedShapes(num_train=2_000 if FAST else 50_000, num_val=64, batch_size=32)
+shapes = CaptionedShapesDataModule(num_train=2_000 if FAST else 50_000, num_val=64, batch_size=32)
 CaptionTokenizer.train(shapes.captions("train"), 512).save(folder / "tokenizer.json")
 samples = [shapes.dataset("val")[index] for index in range(8)]
 originals = torch.stack([sample["image"] for sample in samples])
@@ -118,7 +118,7 @@ show(torch.cat([originals, vae.decode(vae.encode(originals))]), "originals over 
 
 # %%
 updates = 20 if FAST else 2_200
-captioned = CaptionedShapes(
+captioned = CaptionedShapesDataModule(
     num_train=2_000 if FAST else 50_000,
     num_val=64,
     batch_size=32,
@@ -138,7 +138,7 @@ transformer = train(
             grid_width=10,
             image_vocabulary_size=vae_config.codebook_size,
         ),
-        TextToImageTraining(
+        TextToImageTrainingConfig(
             learning_rate=2e-3,
             warmup_updates=5,
             schedule="cosine",
@@ -161,7 +161,7 @@ updates = 10 if FAST else 300
 reranker = train(
     ContrastiveModule(
         ContrastiveConfig(image_size=32, text_tokens=13, text_width=64, text_layers=1),
-        ContrastiveTraining(learning_rate=1e-3, warmup_updates=5, total_updates=updates),
+        ContrastiveTrainingConfig(learning_rate=1e-3, warmup_updates=5, total_updates=updates),
         tokenizer=folder / "tokenizer.json",
     ),
     shapes,

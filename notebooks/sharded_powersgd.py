@@ -35,7 +35,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torchvision.utils import make_grid
 
 from lightning_dalle import (
-    CaptionedShapes,
+    CaptionedShapesDataModule,
     DiscreteVAEConfig,
     DiscreteVAEModule,
     ShardedPowerSGDStrategy,
@@ -66,7 +66,7 @@ def train(name, **compression):
         enable_model_summary=False,
     )
     module = DiscreteVAEModule(config)
-    trainer.fit(module, CaptionedShapes(num_train=2_000, num_val=64, batch_size=16))
+    trainer.fit(module, CaptionedShapesDataModule(num_train=2_000, num_val=64, batch_size=16))
     with open(folder / name / "version_0" / "metrics.csv") as file:
         return list(csv.DictReader(file)), module
 
@@ -78,7 +78,7 @@ def train(name, **compression):
 
 # %%
 runs = {
-    "whole": train("whole", uncompressed_steps=UPDATES),
+    "whole": train("whole", start_powersgd_iter=UPDATES),
     "rank 2": train("thin", rank=2),
     "rank 2, no error feedback": train("forgetful", rank=2, error_feedback=False),
 }
@@ -102,7 +102,7 @@ plt.show()
 
 # %%
 vae = runs["rank 2"][1].eval()
-samples = CaptionedShapes(num_train=1, num_val=8).dataset("val")
+samples = CaptionedShapesDataModule(num_train=1, num_val=8).dataset("val")
 originals = torch.stack([samples[index]["image"] for index in range(8)])
 pictures = torch.cat([originals, vae.decode(vae.encode(originals))])
 plt.figure(figsize=(8, 2.4))

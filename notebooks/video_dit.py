@@ -35,15 +35,15 @@ from lightning.pytorch import Trainer, seed_everything
 
 from lightning_dalle import (
     CaptionTokenizer,
-    MovingShapes,
+    MovingShapesDataModule,
     RotaryGridConfig,
     TextTowerConfig,
     VideoDiTConfig,
     VideoDiTModule,
-    VideoDiTTraining,
+    VideoDiTTrainingConfig,
 )
-from lightning_dalle.data.moving_shapes_oracle import attribute_shares
-from lightning_dalle.evaluation.motion import frame_difference
+from lightning_dalle.data.moving_shapes.oracle import attribute_shares
+from lightning_dalle.evaluation.clip_features import frame_difference
 
 warnings.filterwarnings("ignore")
 FAST = os.environ.get("LIGHTNING_DALLE_NOTEBOOK_FAST", "1") == "1"
@@ -70,7 +70,7 @@ def show(clips, captions, step=1):
 # Clips of 8 frames of 32 x 32 pixels. Some combinations of words are never shown in training.
 
 # %%
-data = MovingShapes(num_train=256 if FAST else 50_000, num_val=32, batch_size=16)
+data = MovingShapesDataModule(num_train=256 if FAST else 50_000, num_val=32, batch_size=16)
 samples = [data.dataset("val")[index] for index in range(3)]
 show([sample["video"] for sample in samples], [sample["caption"] for sample in samples])
 
@@ -98,9 +98,11 @@ if FAST:
             position_waves=16,
             prediction="clean",
             data_mean=0.9,
-            rotary=RotaryGridConfig(trained_grid=(4, 4, 4)),
+            rotary=RotaryGridConfig(original_max_position_embeddings=(4, 4, 4)),
         ),
-        VideoDiTTraining(clip_size=(8, 32, 32), optimizer="muon", learning_rate=6e-3, warmup_updates=2, shift=4.0),
+        VideoDiTTrainingConfig(
+            clip_size=(8, 32, 32), optimizer="muon", learning_rate=6e-3, warmup_updates=2, shift=4.0
+        ),
         TextTowerConfig(depth=1, num_heads=1, head_dim=32),
         tokenizer=folder / "tokenizer.json",
     )
@@ -158,7 +160,7 @@ AXIS = {"12 frames": 0, "32 x 48": 2}
 SEEDS = [0] if FAST else [0, 1, 2]
 table = {}
 for size, arguments in SIZES.items():
-    real = MovingShapes(
+    real = MovingShapesDataModule(
         num_train=1, num_val=32, frames=arguments.get("num_frames", 8), width=arguments.get("width", 32)
     )
     moved = frame_difference(torch.stack([real.dataset("val")[index]["video"] for index in range(32)])).mean()

@@ -2,11 +2,11 @@
 
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_dalle.strategies.consolidated_checkpoint import export_checkpoint
+from lightning_dalle.strategies.consolidated_checkpoint import consolidate_checkpoint
 from lightning_dalle.strategies.context_parallel import ContextParallelStrategy
 from lightning_dalle.strategies.sharded_powersgd import ShardedPowerSGDStrategy
 
-__all__ = ["ContextParallelStrategy", "ShardedPowerSGDStrategy", "export_checkpoint"]
+__all__ = ["ContextParallelStrategy", "ShardedPowerSGDStrategy", "consolidate_checkpoint"]
 
 StrategyRegistry.register(
     "context_parallel",

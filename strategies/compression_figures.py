@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 
-from lightning_dalle.distributed.sharded_gradients import ShardedGradients
+from lightning_dalle.distributed.powersgd.sharded import ShardedGradients
 
 
 def compression_figures(gradients: ShardedGradients) -> dict[str, float]:

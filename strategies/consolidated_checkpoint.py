@@ -8,7 +8,7 @@ import torch
 from lightning.fabric.utilities.load import _load_distributed_checkpoint
 
 
-def export_checkpoint(folder: str | Path, file: str | Path) -> None:
+def consolidate_checkpoint(folder: str | Path, file: str | Path) -> None:
     """Write the file that `load_from_checkpoint` reads on one device, from a folder that a sharded strategy wrote.
 
     Needs no process group and as much memory as the file has bytes. Optimizer states come along; the residual of

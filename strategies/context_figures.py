@@ -5,13 +5,13 @@ from dataclasses import replace
 import torch
 from torch import distributed
 
-from lightning_dalle.distributed.cut_sequences import CutSequences
+from lightning_dalle.distributed.context_parallel.session import ContextParallelSession
 
 
 class ContextFigures:
     """Figures of the steps since the last time that they were asked for."""
 
-    def __init__(self, sequences: CutSequences, device: torch.device) -> None:
+    def __init__(self, sequences: ContextParallelSession, device: torch.device) -> None:
         self._sequences = sequences
         self._device = device
         self.step_seconds = 0.0

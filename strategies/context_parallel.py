@@ -7,11 +7,11 @@ from typing import Any, Literal, get_args
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch import Trainer
 
-from lightning_dalle.distributed.context_groups import ContextGroups, init_context_groups
-from lightning_dalle.distributed.cut_sequences import CutSequences
-from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
-from lightning_dalle.distributed.sequence_layout import LayoutKind
-from lightning_dalle.distributed.sequence_plan import SequencePlan
+from lightning_dalle.distributed.context_parallel.comm import ContextGroups, init_context_groups
+from lightning_dalle.distributed.context_parallel.layout import LayoutKind
+from lightning_dalle.distributed.context_parallel.plan import SequencePlan
+from lightning_dalle.distributed.context_parallel.session import ContextParallelSession
+from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
 from lightning_dalle.strategies.cut_steps import CutStepsStrategy
 from lightning_dalle.strategies.protocols import HasSequencePlan
 from lightning_dalle.strategies.sharded_replicas import StartMethod
@@ -20,7 +20,7 @@ Attention = Literal["ring", "ulysses", "hybrid"]
 
 
 class ContextParallelStrategy(CutStepsStrategy):
-    """Each sequence is held by `context_size` neighbouring processes, and attention is exactly that of the whole.
+    """Each sequence is held by `context_parallel_degree` neighbouring processes, and attention is exactly that of the whole.
 
     The module says by `sequence_plan()` where sequences are cut. Processes of one context group get the same samples
     and draw the same random numbers, other groups different samples. Gradients are averaged over all processes, once an
@@ -31,12 +31,12 @@ class ContextParallelStrategy(CutStepsStrategy):
     tried.
 
     Args:
-        context_size: "auto" takes the processes of a machine.
+        context_parallel_degree: "auto" takes the processes of a machine.
         attention: `ring` sends keys and values round, `ulysses` trades positions for heads, `hybrid` does the latter
             among `head_size` neighbours and the former across.
         layout: How positions are dealt out; `zigzag` balances causal attention.
         plan: For a module that has no `sequence_plan`.
-        shard_size: Processes that share one copy of the parameters (FSDP2), a multiple of `context_size`; None keeps
+        shard_size: Processes that share one copy of the parameters (FSDP2), a multiple of `context_parallel_degree`; None keeps
             whole copies in plain tensors.
         powersgd: Compression of gradients between sharded copies.
         exclude: Names of parameters that are not compressed, or shell-style patterns.
@@ -48,7 +48,7 @@ class ContextParallelStrategy(CutStepsStrategy):
 
     def __init__(
         self,
-        context_size: int | Literal["auto"] = "auto",
+        context_parallel_degree: int | Literal["auto"] = "auto",
         attention: Attention = "ring",
         head_size: int | None = None,
         layout: LayoutKind = "zigzag",
@@ -61,15 +61,17 @@ class ContextParallelStrategy(CutStepsStrategy):
         timeout: timedelta | None = default_pg_timeout,
     ) -> None:
         super().__init__(shard_size, powersgd, exclude, start_method, process_group_backend, timeout)
-        if context_size != "auto" and context_size < 1:
-            raise ValueError(f"context_size ({context_size}) must be at least 1, or 'auto' for those of a machine")
+        if context_parallel_degree != "auto" and context_parallel_degree < 1:
+            raise ValueError(
+                f"context_parallel_degree ({context_parallel_degree}) must be at least 1, or 'auto' for those of a machine"
+            )
         if attention not in get_args(Attention):
             raise ValueError(f"attention ({attention!r}) must be one of {', '.join(get_args(Attention))}")
         if (attention == "hybrid") != (head_size is not None):
             raise ValueError(f"head_size ({head_size}) must be given with attention='hybrid', and with no other")
         if layout not in get_args(LayoutKind):
             raise ValueError(f"layout ({layout!r}) must be one of {', '.join(get_args(LayoutKind))}")
-        self.context_size = context_size
+        self.context_parallel_degree = context_parallel_degree
         self.attention = attention
         self.head_size = head_size
         self.layout: LayoutKind = layout
@@ -92,18 +94,18 @@ class ContextParallelStrategy(CutStepsStrategy):
         size = self._context_size()
         if self.world_size % size:
             raise ValueError(
-                f"context_size ({size}) must divide the number of processes ({self.world_size}); change it, or devices "
+                f"context_parallel_degree ({size}) must divide the number of processes ({self.world_size}); change it, or devices "
                 "and num_nodes of the Trainer"
             )
         if not self.keeps_whole_copies and self.device_mesh["shard"].size() % size:
             raise ValueError(
-                f"shard_size ({self.shard_size}) must be a multiple of context_size ({size}), whose processes share "
+                f"shard_size ({self.shard_size}) must be a multiple of context_parallel_degree ({size}), whose processes share "
                 "copies too; change one of them, or leave shard_size out"
             )
         head_size = {"ring": 1, "ulysses": size}.get(self.attention, self.head_size)
         assert head_size is not None
         if head_size < 1 or size % head_size:
-            raise ValueError(f"head_size ({head_size}) must divide context_size ({size})")
+            raise ValueError(f"head_size ({head_size}) must divide context_parallel_degree ({size})")
         # A second run of the same Trainer keeps its groups.
         if self._groups is None:
             self._groups = init_context_groups(self.world_size, size, head_size, self.root_device.type)
@@ -125,9 +127,9 @@ class ContextParallelStrategy(CutStepsStrategy):
                     "write it, or give plan to the strategy"
                 )
             plan = module.sequence_plan()
-        sequences = CutSequences(plan, self._groups, self.layout)
+        sequences = ContextParallelSession(plan, self._groups, self.layout)
         super().setup(trainer)
         self.cut_sequences(sequences)
 
     def _context_size(self) -> int:
-        return self.num_processes if self.context_size == "auto" else self.context_size
+        return self.num_processes if self.context_parallel_degree == "auto" else self.context_parallel_degree

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from lightning_dalle.distributed.batch_agreement import align_generators, check_batches_agree
-from lightning_dalle.distributed.cut_sequences import CutSequences
-from lightning_dalle.distributed.plan_hooks import attach_plan
+from lightning_dalle.distributed.context_parallel.batches import align_generators, check_batches_agree
+from lightning_dalle.distributed.context_parallel.hooks import attach_plan
+from lightning_dalle.distributed.context_parallel.session import ContextParallelSession
 from lightning_dalle.strategies.context_figures import ContextFigures
 from lightning_dalle.strategies.whole_or_sharded import WholeOrShardedStrategy
 
@@ -24,12 +24,12 @@ class CutStepsStrategy(WholeOrShardedStrategy):
         sequences: How they are cut, once the subclass has called `cut_sequences`.
     """
 
-    sequences: CutSequences | None = None
+    sequences: ContextParallelSession | None = None
     _figures: ContextFigures | None = None
     _handles: tuple[RemovableHandle, ...] = ()
     _checked_steps: frozenset[str] = frozenset()
 
-    def cut_sequences(self, sequences: CutSequences) -> None:
+    def cut_sequences(self, sequences: ContextParallelSession) -> None:
         """Cut from now on, to be called once the module is set up."""
         assert self.lightning_module is not None
         self._detach()

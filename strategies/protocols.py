@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from lightning_dalle.distributed.sequence_plan import SequencePlan
+from lightning_dalle.distributed.context_parallel.plan import SequencePlan
 
 
 @runtime_checkable

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from lightning_dalle.distributed.powersgd_checkpoint import load_compressor, save_compressor
-from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
-from lightning_dalle.distributed.sharded_gradients import ShardedGradients
-from lightning_dalle.distributed.uncompressed_names import uncompressed_names
+from lightning_dalle.distributed.powersgd.checkpoint import load_compressor, save_compressor
+from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
+from lightning_dalle.distributed.powersgd.plan import uncompressed_names
+from lightning_dalle.distributed.powersgd.sharded import ShardedGradients
 from lightning_dalle.strategies.compression_figures import compression_figures
 from lightning_dalle.strategies.protocols import NamesUncompressed, SkipsUpdates
 from lightning_dalle.strategies.sharded_replicas import ShardedReplicasStrategy, StartMethod
@@ -36,7 +36,7 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
 
     Not compressed: vectors, embeddings and what is tied to one, names in `exclude`, and what a module's
     `uncompressed_parameters()` names. Checkpoints are folders of shards that resume on any number of machines and
-    shards; `export_checkpoint` makes one file of them. What is logged every `log_every_n_steps`, as `powersgd/...`, is
+    shards; `consolidate_checkpoint` makes one file of them. What is logged every `log_every_n_steps`, as `powersgd/...`, is
     told in `compression_figures`. CUDA runs the same code and was not tried.
 
     Args:
@@ -44,7 +44,7 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
         rank: Of each device's matrices; 4 if `total_rank` does not say it either.
         total_rank: Of all shards of a matrix together; must be a multiple of the shard size.
         exclude: Names of parameters that are not compressed, or shell-style patterns.
-        minimum_rate: As all that follow up to `seed`, see `PowerSGDConfig`.
+        min_compression_rate: As all that follow up to `seed`, see `PowerSGDConfig`.
         start_method: As all that follow, see `ShardedReplicasStrategy`.
 
     Raises:
@@ -61,13 +61,13 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
         rank: int | None = None,
         total_rank: int | None = None,
         exclude: Sequence[str] = (),
-        minimum_rate: float = 0.5,
+        min_compression_rate: float = 0.5,
         minimum_elements: int = 0,
         error_feedback: bool = True,
         warm_start: bool = False,
         wire_format: str = "fp32",
         residual_format: str = "fp32",
-        uncompressed_steps: int = 0,
+        start_powersgd_iter: int = 0,
         overlap: bool = False,
         seed: int = 0,
         start_method: StartMethod = "auto",
@@ -82,13 +82,13 @@ class ShardedPowerSGDStrategy(ShardedReplicasStrategy):
         self.config = PowerSGDConfig(
             # A total is divided once the number of shards is known.
             rank=next(value for value in (rank, total_rank, PowerSGDConfig.rank) if value is not None),
-            minimum_rate=minimum_rate,
+            min_compression_rate=min_compression_rate,
             minimum_elements=minimum_elements,
             error_feedback=error_feedback,
             warm_start=warm_start,
             wire_format=wire_format,
             residual_format=residual_format,
-            uncompressed_steps=uncompressed_steps,
+            start_powersgd_iter=start_powersgd_iter,
             overlap=overlap,
             seed=seed,
         )

@@ -14,10 +14,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
-from lightning_dalle.distributed.block_sharding import is_sharded, shard_blocks
-from lightning_dalle.distributed.first_weights import share_first_weights
-from lightning_dalle.distributed.heartbeat import Heartbeat
-from lightning_dalle.distributed.training_checkpoint import load_file, load_module, load_optimizer
+from lightning_dalle.distributed.checkpoint import load_file, load_module, load_optimizer
+from lightning_dalle.distributed.hsdp import is_sharded, shard_blocks, share_first_weights
+from lightning_dalle.distributed.watchdog import Heartbeat
 from lightning_dalle.strategies.gathering_launcher import GatheringLauncher
 
 StartMethod = Literal["auto", "popen", "fork", "forkserver", "spawn"]

@@ -8,9 +8,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 from torch.optim import Optimizer
 
-from lightning_dalle.distributed.block_sharding import is_sharded
-from lightning_dalle.distributed.plain_gradients import average_plain_gradients
-from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
+from lightning_dalle.distributed.hsdp import is_sharded
+from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
+from lightning_dalle.distributed.powersgd.sharded import average_plain_gradients
 from lightning_dalle.strategies.sharded_powersgd import ShardedPowerSGDStrategy
 from lightning_dalle.strategies.sharded_replicas import ShardedReplicasStrategy, StartMethod
 

@@ -4,7 +4,7 @@ import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
 from pathlib import Path
 
-from lightning_dalle.data.animated_emoji_archive import ATTRIBUTION, fetch_animated_emoji
+from lightning_dalle.data.emoji.animated import ATTRIBUTION, fetch_animated_emoji
 
 
 def main() -> None:

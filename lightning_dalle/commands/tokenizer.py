@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser as TypedParser
 
 import lightning_dalle
 from lightning_dalle.commands.recipes import find_recipe
-from lightning_dalle.data.captioned_data_module import CaptionedDataModule
+from lightning_dalle.data.base import CaptionedDataModule
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 
 

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lightning_dalle.data.tokenizer import CaptionTokenizer
-from lightning_dalle.models.text_tower import TextTower, TextTowerConfig
+from lightning_dalle.models.text_encoders import TextTower, TextTowerConfig
 
 
 class CaptionEncoder(nn.Module):

@@ -3,8 +3,43 @@
 import dataclasses
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
+
+import torch
+from lightning.pytorch import LightningModule
+
+from lightning_dalle.data.tokenizer import CaptionTokenizer
+from lightning_dalle.ops.hardware import warn_if_slow
+
+
+def data_parallel_rank(module: LightningModule) -> int:
+    """Number of the process among those that get different samples; 0 without a Trainer.
+
+    Processes that share samples, as the parts of one sequence do, so draw the same random numbers.
+    """
+    shares = None if module._trainer is None else module._trainer.distributed_sampler_kwargs
+    return 0 if shares is None else int(shares["rank"])
+
+
+_DTYPES = {"bf16": torch.bfloat16, "16": torch.float16}
+
+
+def warn_if_precision_is_slow(module: LightningModule) -> None:
+    """Warn if the precision of the module's Trainer is much slower than 32 bits on its CPU; it is kept."""
+    trainer = module.trainer
+    dtype = _DTYPES.get(str(trainer.precision).partition("-")[0])
+    if dtype is not None:
+        warn_if_slow(dtype, trainer.strategy.root_device)
+
+
+def load_tokenizer(source: str | Path) -> CaptionTokenizer:
+    """Return the tokenizer of a file's path, or of the file's JSON text."""
+    if isinstance(source, str) and source.lstrip().startswith("{"):
+        return CaptionTokenizer.from_json(source)
+    return CaptionTokenizer.from_file(source)
+
 
 Config = TypeVar("Config")
 

@@ -16,21 +16,22 @@ from torch.nn.functional import normalize
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import center_crop, resize
 
-from lightning_dalle.lightning_modules.configuration import as_config
-from lightning_dalle.lightning_modules.contrastive_training import ContrastiveTraining, build_contrastive_optimizer
-from lightning_dalle.lightning_modules.precision_warning import warn_if_precision_is_slow
-from lightning_dalle.lightning_modules.tokenizer_source import load_tokenizer
+from lightning_dalle.lightning_modules.configuration import as_config, load_tokenizer, warn_if_precision_is_slow
+from lightning_dalle.lightning_modules.contrastive_training import (
+    ContrastiveTrainingConfig,
+    build_contrastive_optimizer,
+)
 from lightning_dalle.models.contrastive import (
     ContrastiveConfig,
     OpenClipConfig,
+    RepeatedCaptionClipLoss,
     append_end_of_text,
     build_open_clip,
     open_clip_tokenizer,
     pixel_statistics,
     read_model_config,
 )
-from lightning_dalle.models.contrastive_loss import RepeatedCaptionClipLoss
-from lightning_dalle.models.evaluation_mode import evaluation_mode
+from lightning_dalle.models.modes import evaluation_mode
 
 MAX_LOGIT_SCALE = math.log(100)
 """Upper end of the learned log-scale of the logits (Radford et al. 2021, section 2.5)."""
@@ -65,7 +66,7 @@ class ContrastiveModule(LightningModule):
     def __init__(
         self,
         network: ContrastiveConfig | OpenClipConfig | Mapping[str, Any] | str | Path,
-        training: ContrastiveTraining | Mapping[str, Any] = ContrastiveTraining(),
+        training: ContrastiveTrainingConfig | Mapping[str, Any] = ContrastiveTrainingConfig(),
         tokenizer: str | Path | None = None,
     ) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ class ContrastiveModule(LightningModule):
         if isinstance(network, str | Path):
             checkpoint = _read_checkpoint(network, tokenizer)
             network, tokenizer = (checkpoint["hyper_parameters"][name] for name in ("network", "tokenizer"))
-        self.training_config = as_config(ContrastiveTraining, training, "training")
+        self.training_config = as_config(ContrastiveTrainingConfig, training, "training")
         self.tokenizer = None if tokenizer is None else load_tokenizer(tokenizer)
         self.network, config = self._build(network)
         self.save_hyperparameters(

@@ -13,7 +13,7 @@ from lightning_dalle.lightning_modules.text_to_image_training import cosine_fact
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContrastiveTraining:
+class ContrastiveTrainingConfig:
     """Settings of `ContrastiveModule`; the defaults are those of CLIP ViT-B (Radford et al. 2021, appendix F).
 
     Args:
@@ -45,7 +45,7 @@ class ContrastiveTraining:
             raise ValueError(f"total_updates ({self.total_updates}) must exceed warmup_updates ({self.warmup_updates})")
 
 
-def build_contrastive_optimizer(network: nn.Module, training: ContrastiveTraining) -> OptimizerLRSchedulerConfig:
+def build_contrastive_optimizer(network: nn.Module, training: ContrastiveTrainingConfig) -> OptimizerLRSchedulerConfig:
     """AdamW and its schedule, as `configure_optimizers` returns them."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [

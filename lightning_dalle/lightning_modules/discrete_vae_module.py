@@ -14,13 +14,18 @@ from torchmetrics.image import PeakSignalNoiseRatio
 from torchvision.utils import make_grid
 
 from lightning_dalle.evaluation.codebook_use import CodebookUse
-from lightning_dalle.evaluation.image_logging import log_image
-from lightning_dalle.lightning_modules.configuration import as_config
-from lightning_dalle.lightning_modules.precision_warning import warn_if_precision_is_slow
+from lightning_dalle.evaluation.logging import log_image
+from lightning_dalle.lightning_modules.configuration import as_config, warn_if_precision_is_slow
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
-from lightning_dalle.ops.gumbel_softmax import gumbel_noise, gumbel_softmax, kl_to_uniform
-from lightning_dalle.ops.keyed_generator import keyed_generator
-from lightning_dalle.ops.logit_laplace import dequantise, logit_laplace_log_density, map_pixels
+from lightning_dalle.ops.dvae_losses import (
+    dequantise,
+    gumbel_noise,
+    gumbel_softmax,
+    kl_to_uniform,
+    logit_laplace_log_density,
+    map_pixels,
+)
+from lightning_dalle.ops.random import keyed_generator
 from lightning_dalle.ops.schedules import CosineSchedule
 
 NUM_LOGGED_IMAGES = 8
@@ -30,7 +35,7 @@ EVALUATION_STEP = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscreteVAETraining:
+class DiscreteVAETrainingConfig:
     """How a discrete VAE is trained; the defaults are the paper's (appendix A.2), the last three fields are not in it.
 
     Attributes:
@@ -84,11 +89,11 @@ class DiscreteVAEModule(LightningModule):
     def __init__(
         self,
         network: DiscreteVAEConfig | Mapping[str, Any] = DiscreteVAEConfig(),
-        training: DiscreteVAETraining | Mapping[str, Any] = DiscreteVAETraining(),
+        training: DiscreteVAETrainingConfig | Mapping[str, Any] = DiscreteVAETrainingConfig(),
     ) -> None:
         super().__init__()
         network_config = as_config(DiscreteVAEConfig, network, "network")
-        self.training_config = as_config(DiscreteVAETraining, training, "training")
+        self.training_config = as_config(DiscreteVAETrainingConfig, training, "training")
         self.save_hyperparameters(
             {"network": dataclasses.asdict(network_config), "training": dataclasses.asdict(self.training_config)}
         )

@@ -13,24 +13,25 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lightning_dalle.distributed.sequence_plan import SequencePlan
-from lightning_dalle.lightning_modules.configuration import as_config
-from lightning_dalle.lightning_modules.data_rank import data_rank
+from lightning_dalle.distributed.context_parallel.plan import SequencePlan
+from lightning_dalle.lightning_modules.configuration import (
+    as_config,
+    data_parallel_rank,
+    load_tokenizer,
+    warn_if_precision_is_slow,
+)
 from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule
 from lightning_dalle.lightning_modules.image_token_cache import ImageTokenCache
-from lightning_dalle.lightning_modules.precision_warning import warn_if_precision_is_slow
 from lightning_dalle.lightning_modules.text_to_image_training import (
-    TextToImageTraining,
+    TextToImageTrainingConfig,
     build_optimizer,
     build_schedulers,
 )
-from lightning_dalle.lightning_modules.tokenizer_source import load_tokenizer
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
 from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
-from lightning_dalle.ops.keyed_generator import keyed_generator
-from lightning_dalle.ops.sequence_cut import sequence_mean
-from lightning_dalle.ops.token_noise import replace_tokens
-from lightning_dalle.ops.token_sampling import keyed_uniforms
+from lightning_dalle.ops.random import keyed_generator
+from lightning_dalle.ops.sharded_sequence import sequence_mean
+from lightning_dalle.ops.token_sampling import keyed_uniforms, replace_tokens
 from lightning_dalle.sampling.autoregressive import decode_image_tokens
 from lightning_dalle.sampling.progress import token_progress
 
@@ -44,7 +45,7 @@ class TextToImageModule(LightningModule):
 
     Args:
         discrete_vae: The frozen image tokenizer: path of a `DiscreteVAEModule` checkpoint, or a network, as
-            `load_openai` gives it. A configuration builds one whose weights a checkpoint of this module is to bring.
+            `load_openai_discrete_vae` gives it. A configuration builds one whose weights a checkpoint of this module is to bring.
         tokenizer: Path of a tokenizer file, or its JSON text.
 
     Raises:
@@ -54,13 +55,13 @@ class TextToImageModule(LightningModule):
     def __init__(
         self,
         network: SparseTransformerConfig | Mapping[str, Any],
-        training: TextToImageTraining | Mapping[str, Any],
+        training: TextToImageTrainingConfig | Mapping[str, Any],
         discrete_vae: str | Path | DiscreteVAEConfig | Mapping[str, Any] | DiscreteVAE,
         tokenizer: str | Path,
     ) -> None:
         super().__init__()
         network_config = as_config(SparseTransformerConfig, network, "network")
-        self.training_config = as_config(TextToImageTraining, training, "training")
+        self.training_config = as_config(TextToImageTrainingConfig, training, "training")
         # It keeps the mode of the rest: nothing in it depends on that, and Lightning warns where modes differ.
         self.discrete_vae = _load_discrete_vae(discrete_vae).requires_grad_(False)
         self.tokenizer = load_tokenizer(tokenizer)
@@ -105,7 +106,7 @@ class TextToImageModule(LightningModule):
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
         """The weighted loss of a batch, some of whose captions and image tokens are disturbed."""
         text_tokens, image_tokens = self._text_tokens(batch), self._image_tokens(batch)
-        key = (self.training_config.seed, self.global_step, batch_idx, data_rank(self))
+        key = (self.training_config.seed, self.global_step, batch_idx, data_parallel_rank(self))
         dropped = keyed_uniforms(key, len(text_tokens)) < self.training_config.caption_dropout
         text_tokens = text_tokens.masked_fill(dropped.to(text_tokens.device).unsqueeze(1), 0)
         shown = image_tokens
@@ -124,7 +125,7 @@ class TextToImageModule(LightningModule):
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> UInt8[Tensor, "batch 1 3 height width"]:
         """One image per caption of the batch."""
-        seed = int(keyed_uniforms((self.training_config.seed, batch_idx, data_rank(self)), 1) * 2**53)
+        seed = int(keyed_uniforms((self.training_config.seed, batch_idx, data_parallel_rank(self)), 1) * 2**53)
         return self.generate(batch["caption"], generator=torch.Generator().manual_seed(seed), progress=False)
 
     def generate(

@@ -14,7 +14,7 @@ from lightning_dalle.optim import AdamW16, muon_with_adamw
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextToImageTraining:
+class TextToImageTrainingConfig:
     """Settings of `TextToImageModule`; the defaults are the paper's (Ramesh et al. 2021, section 2.2 and appendix B).
 
     Args:
@@ -93,7 +93,7 @@ class TextToImageTraining:
             )
 
 
-def build_optimizer(network: SparseTransformer, training: TextToImageTraining) -> torch.optim.Optimizer:
+def build_optimizer(network: SparseTransformer, training: TextToImageTrainingConfig) -> torch.optim.Optimizer:
     """The configured optimizer, whose weight decay spares gains, biases and embeddings.
 
     Raises:
@@ -109,7 +109,7 @@ def build_optimizer(network: SparseTransformer, training: TextToImageTraining) -
 
 
 def _adamw(
-    network: nn.Module, training: TextToImageTraining, parameters: list[tuple[str, nn.Parameter]]
+    network: nn.Module, training: TextToImageTrainingConfig, parameters: list[tuple[str, nn.Parameter]]
 ) -> torch.optim.Optimizer:
     linear = {module.weight for module in network.modules() if isinstance(module, nn.Linear)}
     matrices = [(name, parameter) for name, parameter in parameters if parameter in linear]
@@ -127,7 +127,7 @@ def _adamw(
     return torch.optim.AdamW(groups, **settings, foreach=True)
 
 
-def build_schedulers(optimizer: torch.optim.Optimizer, training: TextToImageTraining, monitor: str) -> list[Any]:
+def build_schedulers(optimizer: torch.optim.Optimizer, training: TextToImageTrainingConfig, monitor: str) -> list[Any]:
     """Learning-rate schedulers with the mappings that Lightning configures them by."""
     warmup = training.warmup_updates
     if training.total_updates is not None:

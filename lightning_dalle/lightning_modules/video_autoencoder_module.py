@@ -13,17 +13,19 @@ from torch import Tensor
 from torchmetrics.image import PeakSignalNoiseRatio
 from torchvision.utils import make_grid
 
-from lightning_dalle.evaluation.image_logging import log_image
-from lightning_dalle.lightning_modules.configuration import as_config
-from lightning_dalle.lightning_modules.precision_warning import warn_if_precision_is_slow
-from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoder, CausalVideoAutoencoderConfig
-from lightning_dalle.models.video_autoencoder_protocol import PixelAutoencoder
-from lightning_dalle.ops.keyed_generator import keyed_generator
+from lightning_dalle.evaluation.logging import log_image
+from lightning_dalle.lightning_modules.configuration import as_config, warn_if_precision_is_slow
+from lightning_dalle.models.video_autoencoder import (
+    CausalVideoAutoencoder,
+    CausalVideoAutoencoderConfig,
+    PixelAutoencoder,
+)
+from lightning_dalle.ops.random import keyed_generator
 from lightning_dalle.ops.schedules import CosineSchedule
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideoAutoencoderTraining:
+class VideoAutoencoderTrainingConfig:
     """How a video autoencoder is trained.
 
     Attributes:
@@ -61,11 +63,11 @@ class VideoAutoencoderModule(LightningModule):
     def __init__(
         self,
         network: CausalVideoAutoencoderConfig | Mapping[str, Any] = CausalVideoAutoencoderConfig(),
-        training: VideoAutoencoderTraining | Mapping[str, Any] = VideoAutoencoderTraining(),
+        training: VideoAutoencoderTrainingConfig | Mapping[str, Any] = VideoAutoencoderTrainingConfig(),
     ) -> None:
         super().__init__()
         network_config = as_config(CausalVideoAutoencoderConfig, network, "network")
-        self.training_config = as_config(VideoAutoencoderTraining, training, "training")
+        self.training_config = as_config(VideoAutoencoderTrainingConfig, training, "training")
         self.save_hyperparameters(
             {"network": dataclasses.asdict(network_config), "training": dataclasses.asdict(self.training_config)}
         )

@@ -13,32 +13,30 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 
-from lightning_dalle.distributed.sequence_plan import SequencePlan
+from lightning_dalle.distributed.context_parallel.plan import SequencePlan
 from lightning_dalle.lightning_modules.caption_encoder import CaptionEncoder
-from lightning_dalle.lightning_modules.clip_requests import check_first_frame, check_request
-from lightning_dalle.lightning_modules.configuration import as_config
-from lightning_dalle.lightning_modules.data_rank import data_rank
-from lightning_dalle.lightning_modules.precision_warning import warn_if_precision_is_slow
-from lightning_dalle.lightning_modules.video_dit_loss import flow_matching_loss
+from lightning_dalle.lightning_modules.configuration import as_config, data_parallel_rank, warn_if_precision_is_slow
+from lightning_dalle.lightning_modules.video_dit_loss import check_first_frame, check_request, flow_matching_loss
 from lightning_dalle.lightning_modules.video_dit_parts import (
     AutoencoderSource,
     build_text_encoder,
     check_agreement,
     frozen_autoencoder,
 )
-from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTraining, build_optimizer, build_scheduler
-from lightning_dalle.models.text_encoder_protocol import TextEncoder
-from lightning_dalle.models.text_tower import TextTowerConfig
+from lightning_dalle.lightning_modules.video_dit_training import (
+    VideoDiTTrainingConfig,
+    build_optimizer,
+    build_scheduler,
+)
+from lightning_dalle.models.text_encoders import TextEncoder, TextTowerConfig
 from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoder
-from lightning_dalle.models.video_dit import VideoDiT
-from lightning_dalle.models.video_dit_config import VideoDiTConfig
+from lightning_dalle.models.video_dit import VideoDiT, VideoDiTConfig
 from lightning_dalle.ops.flow_matching import draw_times, resolution_shift, shift_times
-from lightning_dalle.ops.keyed_generator import keyed_generator
-from lightning_dalle.ops.rotary_grid import Policies
-from lightning_dalle.ops.sequence_cut import sequences_cut
+from lightning_dalle.ops.random import keyed_generator
+from lightning_dalle.ops.rope import Policies
+from lightning_dalle.ops.sharded_sequence import sharded_sequences
 from lightning_dalle.ops.token_sampling import keyed_uniforms
-from lightning_dalle.sampling.clips import candidate_keys, sample_latents
-from lightning_dalle.sampling.flow_matching import Solver, keyed_noise
+from lightning_dalle.sampling.flow_matching import Solver, candidate_keys, keyed_noise, sample_latents
 from lightning_dalle.sampling.progress import token_progress
 
 # Draws of a step that must not repeat each other.
@@ -70,7 +68,7 @@ class VideoDiTModule(LightningModule):
     def __init__(
         self,
         network: VideoDiTConfig | Mapping[str, Any],
-        training: VideoDiTTraining | Mapping[str, Any],
+        training: VideoDiTTrainingConfig | Mapping[str, Any],
         # The command line takes the first that fits, and a class to build is a mapping, too.
         text_encoder: TextTowerConfig | TextEncoder | Mapping[str, Any],
         tokenizer: str | Path | None = None,
@@ -78,7 +76,7 @@ class VideoDiTModule(LightningModule):
     ) -> None:
         super().__init__()
         network_config = as_config(VideoDiTConfig, network, "network")
-        self.training_config = as_config(VideoDiTTraining, training, "training")
+        self.training_config = as_config(VideoDiTTrainingConfig, training, "training")
         self.autoencoder = frozen_autoencoder(autoencoder)
         self.text_encoder = build_text_encoder(text_encoder, tokenizer)
         saved: dict[str, Any] = {
@@ -135,7 +133,7 @@ class VideoDiTModule(LightningModule):
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
         """The loss of a batch, some of whose captions are dropped and first frames shown."""
-        key = (self.training_config.seed, self.global_step, batch_idx, data_rank(self))
+        key = (self.training_config.seed, self.global_step, batch_idx, data_parallel_rank(self))
         text = self._text(batch)
         dropped = keyed_uniforms((*key, _CAPTIONS), len(text)) < self.training_config.caption_dropout
         text = text.masked_fill(dropped.to(text.device).view(-1, 1, 1), 0)
@@ -146,15 +144,19 @@ class VideoDiTModule(LightningModule):
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Logs the loss of a batch, with the same times and noise at each validation."""
-        self._loss(batch, self._text(batch), None, (self.training_config.seed, -1, batch_idx, data_rank(self)), "val")
+        self._loss(
+            batch, self._text(batch), None, (self.training_config.seed, -1, batch_idx, data_parallel_rank(self)), "val"
+        )
 
     def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         """Logs the loss of a batch."""
-        self._loss(batch, self._text(batch), None, (self.training_config.seed, -1, batch_idx, data_rank(self)), "test")
+        self._loss(
+            batch, self._text(batch), None, (self.training_config.seed, -1, batch_idx, data_parallel_rank(self)), "test"
+        )
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> UInt8[Tensor, "batch 1 3 frames height width"]:
         """One clip per caption of the batch."""
-        seed = int(keyed_uniforms((self.training_config.seed, batch_idx, data_rank(self)), 1) * 2**53)
+        seed = int(keyed_uniforms((self.training_config.seed, batch_idx, data_parallel_rank(self)), 1) * 2**53)
         return self.generate(batch["caption"], generator=torch.Generator().manual_seed(seed), progress=False)
 
     def generate(
@@ -259,7 +261,7 @@ class VideoDiTModule(LightningModule):
 
     def _encode_text(self, captions: Sequence[str]) -> Tensor:
         # Captions are whole wherever clips are cut.
-        with sequences_cut(None):
+        with sharded_sequences(None):
             return self.text_encoder.encode(list(captions))
 
     def _first_latents(self, picture: Tensor | None, num_captions: int, size: tuple[int, int]) -> Tensor | None:

@@ -8,15 +8,17 @@ from typing import Any
 from torch import nn
 
 from lightning_dalle.lightning_modules.caption_encoder import CaptionEncoder
-from lightning_dalle.lightning_modules.configuration import as_config
-from lightning_dalle.lightning_modules.tokenizer_source import load_tokenizer
+from lightning_dalle.lightning_modules.configuration import as_config, load_tokenizer
 from lightning_dalle.lightning_modules.video_autoencoder_module import VideoAutoencoderModule
-from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTraining
-from lightning_dalle.models.text_encoder_protocol import TextEncoder
-from lightning_dalle.models.text_tower import TextTowerConfig
-from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoder, CausalVideoAutoencoderConfig
-from lightning_dalle.models.video_autoencoder_protocol import PixelAutoencoder, VideoAutoencoder
-from lightning_dalle.models.video_dit_config import VideoDiTConfig
+from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTrainingConfig
+from lightning_dalle.models.text_encoders import TextEncoder, TextTowerConfig
+from lightning_dalle.models.video_autoencoder import (
+    CausalVideoAutoencoder,
+    CausalVideoAutoencoderConfig,
+    PixelAutoencoder,
+    VideoAutoencoder,
+)
+from lightning_dalle.models.video_dit import VideoDiTConfig
 from lightning_dalle.ops.patchify import token_grid
 
 # The command line takes the first that fits, and a class to build is a mapping, too.
@@ -84,7 +86,7 @@ def build_text_encoder(
 
 
 def check_agreement(
-    network: VideoDiTConfig, training: VideoDiTTraining, text_encoder: TextEncoder, autoencoder: VideoAutoencoder
+    network: VideoDiTConfig, training: VideoDiTTrainingConfig, text_encoder: TextEncoder, autoencoder: VideoAutoencoder
 ) -> None:
     """Refuse parts that do not fit together.
 
@@ -100,9 +102,9 @@ def check_agreement(
             f"text_width ({network.text_width}) must be that of the text encoder ({text_encoder.text_width})"
         )
     grid = token_grid(autoencoder.latent_grid(*training.clip_size), network.patch_size)
-    if grid != network.rotary.trained_grid:
+    if grid != network.rotary.original_max_position_embeddings:
         raise ValueError(
-            f"trained_grid {network.rotary.trained_grid} must be {grid}, the tokens of clips of clip_size "
+            f"original_max_position_embeddings {network.rotary.original_max_position_embeddings} must be {grid}, the tokens of clips of clip_size "
             f"{training.clip_size}"
         )
     if training.first_frame_share > 0 and network.patch_size[0] != 1:

@@ -14,7 +14,7 @@ from lightning_dalle.optim import muon_with_adamw
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideoDiTTraining:
+class VideoDiTTrainingConfig:
     """Settings of `VideoDiTModule`.
 
     Args:
@@ -70,7 +70,7 @@ class VideoDiTTraining:
             )
 
 
-def build_optimizer(module: nn.Module, training: VideoDiTTraining) -> torch.optim.Optimizer:
+def build_optimizer(module: nn.Module, training: VideoDiTTrainingConfig) -> torch.optim.Optimizer:
     """The configured optimizer over what is trained, whose weight decay spares all but the weights of linear layers.
 
     Raises:
@@ -101,7 +101,7 @@ def build_optimizer(module: nn.Module, training: VideoDiTTraining) -> torch.opti
     return muon_with_adamw(of_layers, adamw, training.weight_decay)
 
 
-def build_scheduler(optimizer: torch.optim.Optimizer, training: VideoDiTTraining) -> dict[str, Any]:
+def build_scheduler(optimizer: torch.optim.Optimizer, training: VideoDiTTrainingConfig) -> dict[str, Any]:
     """The learning-rate scheduler with the mapping that Lightning configures it by."""
     warmup, total = training.warmup_updates, training.total_updates
 

@@ -35,7 +35,7 @@ class _InertModule:
     """Takes the place of a pickled module: holds its attributes and does nothing."""
 
 
-def load_openai(
+def load_openai_discrete_vae(
     encoder_path: str | PathLike[str], decoder_path: str | PathLike[str], *, image_size: int = 256
 ) -> DiscreteVAE:
     """Read the released encoder and decoder.

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils.checkpoint import checkpoint
 
-from lightning_dalle.models.initialisation import draw_normal_weights
-from lightning_dalle.ops.attention import attend_projected
-from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
-from lightning_dalle.ops.key_value_cache import KeyValueCache
-from lightning_dalle.ops.sequence_cut import current_cut, own_positions
+from lightning_dalle.models.modes import draw_normal_weights
+from lightning_dalle.ops.attention.api import attend_projected
+from lightning_dalle.ops.attention.kv_cache import KeyValueCache
+from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
+from lightning_dalle.ops.sharded_sequence import current_shard, local_positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +179,7 @@ class SparseTransformer(nn.Module):
     ) -> tuple[Float[Tensor, "batch text text_vocabulary"], Float[Tensor, "batch image image_vocabulary"]]:
         """Logits of every text token and every image token, each given all tokens before it.
 
-        Within `sequences_cut`, of the `own_tokens` alone, if the hidden states were cut before the first layer.
+        Within `sharded_sequences`, of the `own_tokens` alone, if the hidden states were cut before the first layer.
 
         Raises:
             ValueError: If a caption or an image has another number of tokens than the configuration says.
@@ -199,18 +199,18 @@ class SparseTransformer(nn.Module):
         self, text_tokens: Int[Tensor, "batch text"], image_tokens: Int[Tensor, "batch image"]
     ) -> tuple[Int[Tensor, "batch own_text"], Int[Tensor, "batch own_image"]]:
         """The tokens that `forward` gives logits of: all of them where sequences are whole."""
-        if current_cut() is None:
+        if current_shard() is None:
             return text_tokens, image_tokens
-        positions = own_positions(self.config.pattern(0).length, text_tokens.device)
+        positions = local_positions(self.config.pattern(0).length, text_tokens.device)
         of_text, of_image = self._kinds(positions)
         return text_tokens[:, positions[of_text]], image_tokens[:, positions[of_image] - self.config.text_tokens - 1]
 
     def _predicting(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """States of the positions that predict a text token, and of those that predict an image token."""
-        if current_cut() is None:
+        if current_shard() is None:
             # Views, where nothing has to be picked.
             return hidden[:, : self.config.text_tokens], hidden[:, self.config.text_tokens + 1 : -1]
-        of_text, of_image = self._kinds(own_positions(self.config.pattern(0).length, hidden.device))
+        of_text, of_image = self._kinds(local_positions(self.config.pattern(0).length, hidden.device))
         return hidden[:, of_text], hidden[:, of_image]
 
     def _kinds(self, positions: Tensor) -> tuple[Tensor, Tensor]:

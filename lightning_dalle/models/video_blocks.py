@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 from torch.utils.checkpoint import checkpoint
 
-from lightning_dalle.ops.attention import attend
-from lightning_dalle.ops.packed_segments import PackedSegments
-from lightning_dalle.ops.rotary_embedding import Pairing, Rotation, rotate
+from lightning_dalle.ops.attention.api import attend
+from lightning_dalle.ops.attention.packing import PackedSegments
+from lightning_dalle.ops.rope import Pairing, Rotation, rotate
 
 EPSILON = 1e-6
 

@@ -1,10 +1,16 @@
-"""Whether tensors hold infinities or NaNs."""
+"""Local shards of tensors, and whether tensors are finite."""
 
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor that is distributed; any other tensor is whole, and itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def finite_flag(tensors: Sequence[Tensor], device: torch.device | str) -> Bool[Tensor, ""]:

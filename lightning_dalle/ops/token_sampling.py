@@ -1,4 +1,4 @@
-"""Drawing tokens from logits, with randomness that depends on a key alone."""
+"""Sampling of tokens from logits, and noise on tokens."""
 
 import hashlib
 import math
@@ -75,3 +75,16 @@ def _likeliest(probabilities: Tensor, top_k: int | None, top_p: float | None) ->
         before = ordered.cumsum(-1) - ordered
         kept &= before < top_p * ordered.sum(-1, keepdim=True)
     return torch.zeros_like(kept).scatter(-1, order, kept)
+
+
+def replace_tokens(
+    tokens: Int[Tensor, "*shape"], share: float, vocabulary_size: int, generator: torch.Generator
+) -> Int[Tensor, "*shape"]:
+    """A copy in which each token is, with probability `share`, one drawn uniformly from the whole vocabulary.
+
+    Args:
+        generator: Of the tokens' device.
+    """
+    drawn = torch.randint(vocabulary_size, tokens.shape, generator=generator, device=tokens.device)
+    replaced = torch.rand(tokens.shape, generator=generator, device=tokens.device) < share
+    return torch.where(replaced, drawn, tokens)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from lightning_dalle.ops.finite import to_local
 from lightning_dalle.ops.float_formats import FLOAT_0_6_10, FLOAT_1_6_9, SixteenBitFormat, decode, encode
-from lightning_dalle.ops.local_part import local_part
 
 _FORMATS = {"exp_avg": FLOAT_1_6_9, "exp_avg_sq": FLOAT_0_6_10}
 # Elements that are worked on together: on a CPU as many as stay in the cache of a core, elsewhere as fill a device.
@@ -219,7 +219,7 @@ def _in_form(moment: Tensor, is_packed: bool, float_format: SixteenBitFormat, dt
 def _local(tensor: Tensor | None) -> Tensor:
     """This rank's part of a tensor: all elements are updated alike, so nobody needs the others."""
     assert tensor is not None
-    return local_part(tensor)
+    return to_local(tensor)
 
 
 def _check_group(group: dict[str, Any]) -> None:

@@ -12,7 +12,62 @@ from torch.nn import Parameter
 from torch.optim.optimizer import Optimizer
 
 from lightning_dalle.ops.hardware import has_fast_bfloat16
-from lightning_dalle.optim.joined_optimizer import JoinedOptimizer
+
+
+class ChainedOptimizer(Optimizer):
+    """Optimizers of different parameters behind the face of one, which Lightning's automatic optimization asks for.
+
+    Parameter groups are those of the parts, one after the other, and the very same mappings: a schedule of the whole
+    reaches the parts. The state is shared as well.
+
+    Args:
+        optimizers: Each of parameters of its own, without state yet.
+
+    Raises:
+        ValueError: If there is none, two share a parameter, or one was stepped already.
+
+    Example:
+        >>> network = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 4, bias=False))
+        >>> parts = torch.optim.AdamW(network[0].parameters()), torch.optim.Muon(network[1].parameters())
+        >>> [group["lr"] for group in ChainedOptimizer(*parts).param_groups]
+        [0.001, 0.001]
+    """
+
+    def __init__(self, *optimizers: Optimizer) -> None:
+        if not optimizers:
+            raise ValueError("optimizers () is empty; give at least one")
+        stepped = [type(optimizer).__name__ for optimizer in optimizers if optimizer.state]
+        if stepped:
+            raise ValueError(f"optimizers ({', '.join(stepped)}) were stepped already; join new ones")
+        self.optimizers = optimizers
+        # The base class refuses parameters that occur twice, and takes the groups as they are.
+        super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})
+        self._share()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take groups and state, as `load_state_dict` makes them anew, for the parts too."""
+        super().__setstate__(state)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Steps all parts, in their order."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def _share(self) -> None:
+        start = 0
+        for optimizer in self.optimizers:
+            stop = start + len(optimizer.param_groups)
+            # Through the part's own hook, which adds what older files lack.
+            optimizer.__setstate__({"state": self.state, "param_groups": self.param_groups[start:stop]})
+            start = stop
+
 
 # Elements of one batched call at most: more copies of more matrices would only take memory.
 _BATCH_ELEMENTS = 2**24
@@ -61,7 +116,7 @@ class Muon(torch.optim.Muon):
 
 def muon_with_adamw(
     matrices: Sequence[tuple[str, Parameter]], others: Optimizer, weight_decay: float
-) -> JoinedOptimizer:
+) -> ChainedOptimizer:
     """Join Muon with an AdamW of torch or of this package, whose learning rate it takes.
 
     Its steps are as large as AdamW's usually are (Liu et al. 2025, arXiv 2502.16982, section 2.2), so that one learning
@@ -75,7 +130,7 @@ def muon_with_adamw(
         ValueError: If a matrix is sharded: Muon needs whole ones.
     """
     muon = Muon(matrices, lr=others.defaults["lr"], weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-    return JoinedOptimizer(muon, others)
+    return ChainedOptimizer(muon, others)
 
 
 def orthogonalise(

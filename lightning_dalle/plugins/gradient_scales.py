@@ -1,22 +1,46 @@
 """How the gradient scale of each residual block moves (Ramesh et al. 2021, appendix D)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from lightning_dalle.ops.finite import finite_flag, to_local
+
+
+def groups_finite_on_all_ranks(
+    groups: Sequence[Iterable[Tensor]], device: torch.device, process_group: distributed.ProcessGroup | None = None
+) -> list[bool]:
+    """Return for each group of gradients whether all of them are finite on every rank, the same answer everywhere.
+
+    One all-reduce of a flag per group over the process group, by default the whole world: all dimensions of a mesh
+    must agree on a skipped update, those that shard or copy the gradient as well as those that reduce it. All ranks
+    call it, with the same number of groups; a group may be empty. Of a DTensor each rank looks at its own part.
+
+    Args:
+        device: Where the flags travel, one that the process group's backend serves.
+    """
+    local = [finite_flag([to_local(gradient) for gradient in group], device) for group in groups]
+    flags = torch.stack(local).to(torch.int32) if local else torch.ones(0, dtype=torch.int32, device=device)
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.all_reduce(flags, op=distributed.ReduceOp.MIN, group=process_group)
+    return [bool(flag) for flag in flags.tolist()]
 
 
 class GradientScales:
     """One scale per block, moved once per optimizer update by whether that block's parameter gradients were finite.
 
     A finite block's scale grows a little; a non-finite one's is divided, unless it was divided less than
-    `division_window` updates ago. Blocks do not touch each other. Skipped updates count as updates.
+    `backoff_interval` updates ago. Blocks do not touch each other. Skipped updates count as updates.
 
     Args:
         names: Of the blocks.
         num_replicas: Data-parallel replicas; the three scales below are multiplied by it.
         growth_factor: Of the scale at each update whose gradients in the block are all finite.
-        division_factor: Divides the scale where they are not.
-        division_window: Updates from one division of a scale to the next one at least.
+        backoff_factor: Divides the scale where they are not.
+        backoff_interval: Updates from one division of a scale to the next one at least.
 
     Attributes:
         scales: By block.
@@ -34,8 +58,8 @@ class GradientScales:
         num_replicas: int = 1,
         initial_scale: float = 2.0**13,
         growth_factor: float = 2.0 ** (1 / 1000),
-        division_factor: float = math.sqrt(2),
-        division_window: int = 125,
+        backoff_factor: float = math.sqrt(2),
+        backoff_interval: int = 125,
         min_scale: float = 2.0**7,
         max_scale: float = 2.0**24,
     ) -> None:
@@ -44,22 +68,22 @@ class GradientScales:
                 f"min_scale ({min_scale}), initial_scale ({initial_scale}) and max_scale ({max_scale}) must be "
                 "positive and in this order"
             )
-        if growth_factor < 1 or division_factor < 1:
+        if growth_factor < 1 or backoff_factor < 1:
             raise ValueError(
-                f"growth_factor ({growth_factor}) and division_factor ({division_factor}) must be at least 1; "
+                f"growth_factor ({growth_factor}) and backoff_factor ({backoff_factor}) must be at least 1; "
                 "1 keeps the scale"
             )
-        if division_window < 1 or num_replicas < 1:
+        if backoff_interval < 1 or num_replicas < 1:
             raise ValueError(
-                f"division_window ({division_window}) and num_replicas ({num_replicas}) must be at least 1"
+                f"backoff_interval ({backoff_interval}) and num_replicas ({num_replicas}) must be at least 1"
             )
-        self.growth_factor, self.division_factor = growth_factor, division_factor
-        self.division_window = division_window
+        self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
+        self.backoff_interval = backoff_interval
         self.min_scale, self.max_scale = num_replicas * min_scale, num_replicas * max_scale
         self.scales = dict.fromkeys(names, num_replicas * initial_scale)
         self.num_growths = dict.fromkeys(names, 0)
         self.num_divisions = dict.fromkeys(names, 0)
-        self._updates_since_division = dict.fromkeys(names, division_window)
+        self._updates_since_division = dict.fromkeys(names, backoff_interval)
 
     def update(self, finite: Mapping[str, bool]) -> None:
         """Move the scales of the named blocks, after an update or after one that was skipped."""
@@ -68,10 +92,10 @@ class GradientScales:
             if is_finite:
                 self.num_growths[name] += 1
                 self._set(name, self.scales[name] * self.growth_factor)
-            elif self._updates_since_division[name] >= self.division_window:
+            elif self._updates_since_division[name] >= self.backoff_interval:
                 self.num_divisions[name] += 1
                 self._updates_since_division[name] = 0
-                self._set(name, self.scales[name] / self.division_factor)
+                self._set(name, self.scales[name] / self.backoff_factor)
 
     def _set(self, name: str, scale: float) -> None:
         self.scales[name] = min(max(scale, self.min_scale), self.max_scale)

@@ -12,11 +12,10 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import Tensor, nn
 from torch.optim import LBFGS
 
-from lightning_dalle.distributed.finite_gradients import groups_finite_on_all_ranks
 from lightning_dalle.ops.hardware import warn_if_slow
 from lightning_dalle.plugins.block_hooks import BlockHooks
 from lightning_dalle.plugins.gradient_blocks import Blocks, find_blocks
-from lightning_dalle.plugins.gradient_scales import GradientScales
+from lightning_dalle.plugins.gradient_scales import GradientScales, groups_finite_on_all_ranks
 
 BlockDtype = Literal["float16", "bfloat16", "float32"]
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -60,8 +59,8 @@ class PerBlockGradientScaling(Precision):
         *,
         initial_scale: float = 2.0**13,
         growth_factor: float = 2.0 ** (1 / 1000),
-        division_factor: float = math.sqrt(2),
-        division_window: int = 125,
+        backoff_factor: float = math.sqrt(2),
+        backoff_interval: int = 125,
         min_scale: float = 2.0**7,
         max_scale: float = 2.0**24,
         num_replicas: int | None = None,
@@ -72,8 +71,8 @@ class PerBlockGradientScaling(Precision):
         self._constants: dict[str, Any] = {
             "initial_scale": initial_scale,
             "growth_factor": growth_factor,
-            "division_factor": division_factor,
-            "division_window": division_window,
+            "backoff_factor": backoff_factor,
+            "backoff_interval": backoff_interval,
             "min_scale": min_scale,
             "max_scale": max_scale,
         }

@@ -2,12 +2,9 @@
 
 from torch import Tensor
 
-from lightning_dalle.data.open_moji import OpenMoji
 from lightning_dalle.evaluation.extractors import load_extractor
-from lightning_dalle.evaluation.image_scores import image_scores
-from lightning_dalle.evaluation.nearest_neighbours import nearest_neighbours
-from lightning_dalle.quickstart.figures import Figure
-from lightning_dalle.quickstart.judgement import Judgement, Prompts, best_of_figures, reconstruction_figures
+from lightning_dalle.evaluation.scores import image_scores, nearest_neighbours
+from lightning_dalle.quickstart.evaluation import Figure, Judgement, Prompts, best_of_figures, reconstruction_figures
 from lightning_dalle.quickstart.pictures import (
     Models,
     RankedPictures,
@@ -23,7 +20,7 @@ PSNR_TARGET = 22.0
 EXTRACTOR = "effnet_lite0"
 
 
-def judge_open_moji(models: Models, data: OpenMoji, sampling: Sampling) -> Judgement:
+def judge_open_moji(models: Models, data: OpenMojiDataModule, sampling: Sampling) -> Judgement:
     """Measure training captions, and what the discrete VAE keeps of all pictures."""
     judgement = Judgement()
     images, all_captions = split_samples(data, "all")

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from lightning_dalle.commands.sample import rank_best_first
-from lightning_dalle.data.captioned_data_module import CaptionedDataModule
+from lightning_dalle.data.base import CaptionedDataModule
 from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule
 from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule
 from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule

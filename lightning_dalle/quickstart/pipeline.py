@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lightning_dalle.quickstart.console import print_figures
+from lightning_dalle.quickstart.evaluation import print_figures
 from lightning_dalle.quickstart.expected_time import (
     TYPICAL_SECONDS,
     Pace,

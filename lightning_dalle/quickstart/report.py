@@ -7,10 +7,10 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from lightning_dalle.data import animated_emoji_archive, open_moji_pictures
+from lightning_dalle.data.emoji import animated, openmoji
 from lightning_dalle.quickstart import report_pictures
 from lightning_dalle.quickstart.curves import draw_panels
-from lightning_dalle.quickstart.figures import Figure
+from lightning_dalle.quickstart.evaluation import Figure
 from lightning_dalle.quickstart.results import Results
 from lightning_dalle.quickstart.settings import RunFolder, recipe_name
 
@@ -47,8 +47,8 @@ _LEADS = {
     ),
 }
 _ATTRIBUTIONS = {
-    "openmoji": open_moji_pictures.ATTRIBUTION,
-    "animated-emoji": animated_emoji_archive.ATTRIBUTION,
+    "openmoji": openmoji.ATTRIBUTION,
+    "animated-emoji": animated.ATTRIBUTION,
 }
 
 

@@ -10,7 +10,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
-from lightning_dalle.evaluation.clip_writing import encode_animation
+from lightning_dalle.evaluation.logging import encode_animation
 
 NUM_HERO, NUM_OPEN = 16, 12
 """Pictures at the top of the report, and captions of a kind that are shown before a click."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_dalle.quickstart.figures import Figure
+from lightning_dalle.quickstart.evaluation import Figure
 from lightning_dalle.quickstart.settings import RunFolder
 
 Curves = dict[str, dict[int, float]]

@@ -8,19 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_dalle.data.animated_emoji import AnimatedEmoji
-from lightning_dalle.data.captioned_data_module import CaptionedDataModule
-from lightning_dalle.data.captioned_shapes import CaptionedShapes
-from lightning_dalle.data.moving_shapes import MovingShapes
-from lightning_dalle.data.open_moji import OpenMoji
+from lightning_dalle.data.base import CaptionedDataModule
+from lightning_dalle.data.emoji.animated import AnimatedEmojiDataModule
+from lightning_dalle.data.moving_shapes.data_module import MovingShapesDataModule
+from lightning_dalle.data.shapes.data_module import CaptionedShapesDataModule
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
-from lightning_dalle.quickstart.animated_emoji_scores import judge_animated_emoji
-from lightning_dalle.quickstart.judgement import Judgement, Prompts
-from lightning_dalle.quickstart.moving_shapes_scores import judge_moving_shapes
+from lightning_dalle.quickstart.evaluation import Judgement, Prompts
 from lightning_dalle.quickstart.open_moji_scores import judge_open_moji
 from lightning_dalle.quickstart.pictures import Models, load_final, reconstruct, split_samples
 from lightning_dalle.quickstart.settings import RunFolder, Sampling, write_json
 from lightning_dalle.quickstart.shapes_scores import judge_shapes
+from lightning_dalle.quickstart.video_scores import judge_animated_emoji, judge_moving_shapes
 
 NUM_SHOWN = 16
 """Samples and reconstructions in the report."""
@@ -30,23 +28,23 @@ def judge(folder: RunFolder, data: CaptionedDataModule, sampling: Sampling) -> N
     """Draw pictures or clips, measure, and leave them and the scores in the folder.
 
     Raises:
-        TypeError: If a recipe has other data than OpenMoji, CaptionedShapes, MovingShapes or AnimatedEmoji.
+        TypeError: If a recipe has other data than OpenMojiDataModule, CaptionedShapesDataModule, MovingShapesDataModule or AnimatedEmojiDataModule.
     """
     reconstructed: dict[str, Tensor] = {}
-    if isinstance(data, MovingShapes):
+    if isinstance(data, MovingShapesDataModule):
         judgement = judge_moving_shapes(load_final(VideoDiTModule, folder, "video_dit"), data, sampling)
-    elif isinstance(data, AnimatedEmoji):
+    elif isinstance(data, AnimatedEmojiDataModule):
         judgement = judge_animated_emoji(load_final(VideoDiTModule, folder, "video_dit"), data, sampling)
-    elif isinstance(data, CaptionedShapes | OpenMoji):
+    elif isinstance(data, CaptionedShapesDataModule | OpenMojiDataModule):
         models = Models.load(folder)
-        if isinstance(data, CaptionedShapes):
+        if isinstance(data, CaptionedShapesDataModule):
             judgement = judge_shapes(models, data, sampling)
         else:
             judgement = judge_open_moji(models, data, sampling)
         originals = split_samples(data, "val", NUM_SHOWN)[0]
         reconstructed = {"originals": originals, "reconstructions": reconstruct(models.discrete_vae, originals)}
     else:
-        known = "OpenMoji, CaptionedShapes, MovingShapes or AnimatedEmoji"
+        known = "OpenMojiDataModule, CaptionedShapesDataModule, MovingShapesDataModule or AnimatedEmojiDataModule"
         raise TypeError(f"data ({type(data).__name__}) must be {known}, which can be judged")
     _save_pictures(folder, data, judgement, reconstructed)
     write_json(

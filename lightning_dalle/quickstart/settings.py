@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_dalle.commands.recipes import find_recipe
-from lightning_dalle.data.keyed_random import check_seed
+from lightning_dalle.ops.random import check_seed
 
 DataName = Literal["openmoji", "shapes", "moving-shapes", "animated-emoji"]
 SAMPLING_OF: dict[str, dict[str, Any]] = {

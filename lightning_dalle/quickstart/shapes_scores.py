@@ -2,10 +2,9 @@
 
 import random
 
-from lightning_dalle.data.captioned_shapes import CaptionedShapes
-from lightning_dalle.data.shapes_oracle import attribute_shares, matches_each
-from lightning_dalle.quickstart.figures import Figure
-from lightning_dalle.quickstart.judgement import Judgement, Prompts, best_of_figures, reconstruction_figures
+from lightning_dalle.data.shapes.data_module import CaptionedShapesDataModule
+from lightning_dalle.data.shapes.oracle import attribute_shares, matches_each
+from lightning_dalle.quickstart.evaluation import Figure, Judgement, Prompts, best_of_figures, reconstruction_figures
 from lightning_dalle.quickstart.pictures import Models, draw_ranked, reconstruct, split_samples
 from lightning_dalle.quickstart.settings import Sampling
 
@@ -19,7 +18,7 @@ _HELD_OUT = {
 }
 
 
-def judge_shapes(models: Models, data: CaptionedShapes, sampling: Sampling) -> Judgement:
+def judge_shapes(models: Models, data: CaptionedShapesDataModule, sampling: Sampling) -> Judgement:
     """Measure held-out captions, and what the discrete VAE keeps of validation pictures."""
     judgement = Judgement()
     for num_objects in data.counts:
@@ -28,7 +27,7 @@ def judge_shapes(models: Models, data: CaptionedShapes, sampling: Sampling) -> J
     return judgement
 
 
-def held_out_prompts(data: CaptionedShapes, num_objects: int, sampling: Sampling) -> list[str]:
+def held_out_prompts(data: CaptionedShapesDataModule, num_objects: int, sampling: Sampling) -> list[str]:
     """Captions never trained on: some of two objects, or all of one object as often as makes about as many."""
     captions = data.held_out_captions(num_objects)
     if len(captions) > sampling.num_prompts:
@@ -60,7 +59,7 @@ def _judge_prompts(
     judgement.prompts.append(Prompts(f"Held-out captions of {words}", description, pictures, marks))
 
 
-def _judge_reconstructions(judgement: Judgement, models: Models, data: CaptionedShapes) -> None:
+def _judge_reconstructions(judgement: Judgement, models: Models, data: CaptionedShapesDataModule) -> None:
     images, captions = split_samples(data, "val")
     reconstructions = {"val": reconstruct(models.discrete_vae, images)}
     judgement.figures.append(

@@ -18,7 +18,7 @@ import yaml
 
 from lightning_dalle.commands.tokenizer import vocabulary_size_of_recipe
 from lightning_dalle.commands.trainer import SuiteCLI
-from lightning_dalle.data.captioned_data_module import CaptionedDataModule
+from lightning_dalle.data.base import CaptionedDataModule
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 from lightning_dalle.quickstart.expected_time import Pace
 from lightning_dalle.quickstart.machine import training_precision

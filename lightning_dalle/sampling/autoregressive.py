@@ -10,8 +10,8 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from lightning_dalle.models.sparse_transformer import SparseTransformer
-from lightning_dalle.ops.key_value_cache import KeyValueCache
-from lightning_dalle.ops.sequence_cut import sequences_cut
+from lightning_dalle.ops.attention.kv_cache import KeyValueCache
+from lightning_dalle.ops.sharded_sequence import sharded_sequences
 from lightning_dalle.ops.token_sampling import check_sampling, keyed_uniforms, sample_tokens
 
 
@@ -51,7 +51,7 @@ def decode_image_tokens(
     uniforms = _candidate_uniforms(text_tokens, num_candidates, network.config.image_tokens, _draw_seed(generator))
     draw = partial(sample_tokens, temperature=temperature, top_k=top_k, top_p=top_p)
     # Not inference mode, in which autocast would cast every weight again at every step. Sequences are decoded whole.
-    with torch.no_grad(), sequences_cut(None):
+    with torch.no_grad(), sharded_sequences(None):
         logits, caches = _start(network, text_tokens, prime_tokens, guided=guidance_scale != 1)
         chunks = []
         for candidates in torch.arange(len(uniforms), device=text_tokens.device).split(max_batch):

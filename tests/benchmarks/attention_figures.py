@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from lightning_dalle.ops.attention import attend, attend_projected
-from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
+from lightning_dalle.ops.attention.api import attend, attend_projected
+from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
 from tests.benchmarks.table import Table, milliseconds, times_faster
 from tests.benchmarks.timing import interleaved_medians
 

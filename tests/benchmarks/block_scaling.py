@@ -78,7 +78,7 @@ def _precision(mode: Mode) -> Precision:
         return MixedPrecision("16-mixed", "cpu")
     # Wider bounds and quicker divisions than the paper's, since it has thousands of updates to find each scale.
     return PerBlockGradientScaling(
-        Body, initial_scale=2.0**44, max_scale=2.0**44, min_scale=1.0, division_factor=16.0, division_window=1
+        Body, initial_scale=2.0**44, max_scale=2.0**44, min_scale=1.0, backoff_factor=16.0, backoff_interval=1
     )
 
 

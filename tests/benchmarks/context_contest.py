@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, distributed
 from torch.nn.functional import scaled_dot_product_attention
 
-from lightning_dalle.distributed.context_attention import ContextAttention
-from lightning_dalle.distributed.sequence_layout import SequenceLayout
-from lightning_dalle.distributed.sequence_mask import SequenceMask
+from lightning_dalle.distributed.context_parallel.attention import ContextAttention
+from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
+from lightning_dalle.distributed.context_parallel.mask import SequenceMask
 from tests.benchmarks.context_sizes import Attention, Sizes, step, whole_inputs
 from tests.benchmarks.table import Table, milliseconds
 from tests.benchmarks.timing import seconds_of

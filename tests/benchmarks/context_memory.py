@@ -9,9 +9,9 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_dalle.distributed.context_attention import ContextAttention
-from lightning_dalle.distributed.sequence_layout import SequenceLayout
-from lightning_dalle.distributed.sequence_mask import SequenceMask
+from lightning_dalle.distributed.context_parallel.attention import ContextAttention
+from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
+from lightning_dalle.distributed.context_parallel.mask import SequenceMask
 from tests.benchmarks.context_sizes import Attention, Sizes
 from tests.benchmarks.table import Table
 from tests.ranks import run_ranks

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
+from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 

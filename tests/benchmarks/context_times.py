@@ -7,11 +7,11 @@ from functools import partial
 from torch import distributed
 from torch.nn.functional import scaled_dot_product_attention
 
-from lightning_dalle.distributed.context_attention import ContextAttention
-from lightning_dalle.distributed.sequence_layout import LayoutKind, SequenceLayout
-from lightning_dalle.distributed.sequence_mask import SequenceMask
-from lightning_dalle.ops.attention import attend
-from lightning_dalle.ops.attention_pattern import PatternKind
+from lightning_dalle.distributed.context_parallel.attention import ContextAttention
+from lightning_dalle.distributed.context_parallel.layout import LayoutKind, SequenceLayout
+from lightning_dalle.distributed.context_parallel.mask import SequenceMask
+from lightning_dalle.ops.attention.api import attend
+from lightning_dalle.ops.attention.patterns import PatternKind
 from tests.benchmarks.context_memory import kept_bytes
 from tests.benchmarks.context_sizes import Attention, Sizes, step, whole_inputs
 from tests.benchmarks.table import Table, milliseconds

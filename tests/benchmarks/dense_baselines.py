@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
-from lightning_dalle.ops.attention_pattern import AttentionPattern
+from lightning_dalle.ops.attention.patterns import AttentionPattern
 
 
 def dense_causal_twin(network: SparseTransformer) -> SparseTransformer:

@@ -19,18 +19,17 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
 from lightning_dalle.commands.recipes import packaged_recipes
-from lightning_dalle.distributed.wire_formats import WIRE_FORMATS, WireFormat
+from lightning_dalle.distributed.powersgd.comm import WIRE_FORMATS, WireFormat
+from lightning_dalle.distributed.powersgd.linalg import orthonormal_basis, thin_product
 from lightning_dalle.lightning_modules.configuration import as_config
 from lightning_dalle.models.contrastive import ContrastiveConfig
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
 from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
 from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoder, CausalVideoAutoencoderConfig
-from lightning_dalle.ops.attention import attend
-from lightning_dalle.ops.attention_pattern import AttentionPattern
-from lightning_dalle.ops.block_attention import BlockMask, attend_block
+from lightning_dalle.ops.attention.api import attend
+from lightning_dalle.ops.attention.kernels import BlockMask, attend_block
+from lightning_dalle.ops.attention.patterns import AttentionPattern
 from lightning_dalle.ops.hardware import has_fast_bfloat16, has_fast_float16, product_dtype
-from lightning_dalle.ops.orthonormal_basis import orthonormal_basis
-from lightning_dalle.ops.thin_product import thin_product
 from lightning_dalle.optim.muon import orthogonalise
 from tests.benchmarks.__main__ import machine
 from tests.benchmarks.recipe_updates import read_recipe

@@ -24,7 +24,7 @@ from tests.benchmarks.shapes_transformer import QUIET, prepare, shapes, transfor
 from tests.ranks import run_ranks
 
 RANKS = 4
-DEFAULT = "rank=15,warm_start=true,uncompressed_steps=30"
+DEFAULT = "rank=15,warm_start=true,start_powersgd_iter=30"
 
 
 class _Curve(Callback):
@@ -86,7 +86,7 @@ def main() -> None:
         prepare(folder)
         runs: dict[str, dict[str, Any]] = {}
         if not arguments.without_whole:
-            runs["whole"] = {"uncompressed_steps": arguments.updates}
+            runs["whole"] = {"start_powersgd_iter": arguments.updates}
         runs |= {text: _settings(text) for text in arguments.compressed}
         for label, settings in runs.items():
             work = (folder, label, arguments.updates, arguments.batch_size, settings)

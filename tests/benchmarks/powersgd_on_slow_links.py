@@ -23,9 +23,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_dalle.distributed.block_sharding import shard_blocks
-from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
-from lightning_dalle.distributed.sharded_gradients import ShardedGradients
+from lightning_dalle.distributed.hsdp import shard_blocks
+from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
+from lightning_dalle.distributed.powersgd.sharded import ShardedGradients
 from tests.benchmarks.limited_link import ADDRESSES, bytes_that_left, limit, start, two_machines, why_not
 
 RANKS = 4
@@ -204,7 +204,7 @@ def _work(rank: int) -> None:
         "compressed, overlap": Compressed(overlap=True),
         "unsharded": Unsharded(),
         "unsharded, overlap": Unsharded(overlap=True),
-        "unsharded, as hook": Unsharded(warm_start=True, uncompressed_steps=2),
+        "unsharded, as hook": Unsharded(warm_start=True, start_powersgd_iter=2),
         "hook": Hook(),
     }
     _timed_steps(contestants, machine, 0, 5)

@@ -10,14 +10,14 @@ from typing import Any
 from lightning.pytorch import Trainer, seed_everything
 
 from lightning_dalle import (
-    CaptionedShapes,
+    CaptionedShapesDataModule,
     CaptionTokenizer,
     DiscreteVAEConfig,
     DiscreteVAEModule,
     SparseTransformerConfig,
     TextToImageModule,
 )
-from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTraining
+from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTrainingConfig
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
@@ -31,7 +31,7 @@ NUM_TRAIN = 2_000
 
 def prepare(folder: Path) -> None:
     """Train tokenizer and discrete VAE and keep them in the folder."""
-    shapes = CaptionedShapes(num_train=NUM_TRAIN, num_val=64, batch_size=32)
+    shapes = CaptionedShapesDataModule(num_train=NUM_TRAIN, num_val=64, batch_size=32)
     CaptionTokenizer.train(shapes.captions("train"), 512).save(folder / "tokenizer.json")
     seed_everything(0, verbose=False)
     config = DiscreteVAEConfig(
@@ -62,7 +62,7 @@ def transformer(folder: Path, updates: int, **training: Any) -> TextToImageModul
         grid_width=10,
         image_vocabulary_size=192,
     )
-    settings = TextToImageTraining(
+    settings = TextToImageTrainingConfig(
         learning_rate=2e-3,
         warmup_updates=updates // 20,
         schedule="cosine",
@@ -73,9 +73,9 @@ def transformer(folder: Path, updates: int, **training: Any) -> TextToImageModul
     return TextToImageModule(network, settings, folder / "vae.ckpt", folder / "tokenizer.json")
 
 
-def shapes(folder: Path, batch_size: int) -> CaptionedShapes:
+def shapes(folder: Path, batch_size: int) -> CaptionedShapesDataModule:
     """Training images, and others for validation."""
-    return CaptionedShapes(
+    return CaptionedShapesDataModule(
         num_train=NUM_TRAIN,
         num_val=256,
         batch_size=batch_size,

@@ -17,7 +17,7 @@ model:
   init_args:
     network: {image_size: 8, codebook_size: 4, hidden_width: 4, num_groups: 2, patch_codebook: true}
 data:
-  class_path: CaptionedShapes
+  class_path: CaptionedShapesDataModule
   init_args: {image_size: 8, batch_size: BATCH}
 trainer: {gradient_clip_val: 1.0}
 """

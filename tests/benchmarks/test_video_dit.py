@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from lightning_dalle.ops.rotary_grid import RotaryGridConfig
+from lightning_dalle.ops.rope import RotaryGridConfig
 from tests.benchmarks.video_dit import SMALL, packing_table, step_table
 
-ROTARY = RotaryGridConfig(trained_grid=(8, 1, 2), axis_dims=(8, 4, 4))
+ROTARY = RotaryGridConfig(original_max_position_embeddings=(8, 1, 2), axis_dims=(8, 4, 4))
 CONFIG = replace(SMALL.config, depth=1, num_heads=1, head_dim=16, feed_forward_width=8, text_width=4, rotary=ROTARY)
 TOY = replace(SMALL, config=CONFIG, rounds=1)
 

@@ -13,9 +13,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from lightning_dalle.models.video_dit import VideoDiT
-from lightning_dalle.models.video_dit_config import VideoDiTConfig
-from lightning_dalle.ops.rotary_grid import RotaryGridConfig
+from lightning_dalle.models.video_dit import VideoDiT, VideoDiTConfig
+from lightning_dalle.ops.rope import RotaryGridConfig
 from tests.benchmarks.table import Table, milliseconds, times_faster
 from tests.benchmarks.timing import interleaved_medians
 
@@ -41,7 +40,7 @@ SMALL = VideoSizes(
         feed_forward_width=1024,
         channels=4,
         text_width=128,
-        rotary=RotaryGridConfig(trained_grid=(8, 8, 8), axis_dims=(24, 20, 20)),
+        rotary=RotaryGridConfig(original_max_position_embeddings=(8, 8, 8), axis_dims=(24, 20, 20)),
     ),
     batch=2,
     text_tokens=16,
@@ -53,7 +52,7 @@ def step_table(sizes: VideoSizes) -> Table:
     config = sizes.config
     table = Table(
         "One training step",
-        f"Width {config.width}, depth {config.depth}, {sizes.batch} clips of {config.rotary.trained_grid} tokens each, "
+        f"Width {config.width}, depth {config.depth}, {sizes.batch} clips of {config.rotary.original_max_position_embeddings} tokens each, "
         "fp32.",
         ("network", "ms", "ours is faster by", "goal", "MB saved for the backward pass"),
     )
@@ -78,7 +77,7 @@ def packing_table(sizes: VideoSizes) -> Table:
         "One long clip and others short enough that half of the padded tokens are padding; a training step.",
         ("way", "tokens", "ms", "faster", "goal"),
     )
-    frames, rows, columns = config.rotary.trained_grid
+    frames, rows, columns = config.rotary.original_max_position_embeddings
     sides = [rows * config.patch_size[1], columns * config.patch_size[2]]
     _, times, text = _inputs(replace(sizes, batch=4))
     lengths = (frames, *(max(1, frames * eighths // 8) for eighths in (3, 3, 2)))
@@ -99,7 +98,10 @@ def packing_table(sizes: VideoSizes) -> Table:
 
 def _inputs(sizes: VideoSizes) -> tuple[Tensor, Tensor, Tensor]:
     config = sizes.config
-    size = [length * patch for length, patch in zip(config.rotary.trained_grid, config.patch_size, strict=True)]
+    size = [
+        length * patch
+        for length, patch in zip(config.rotary.original_max_position_embeddings, config.patch_size, strict=True)
+    ]
     clips = torch.randn(sizes.batch, config.channels, *size)
     return clips, torch.rand(sizes.batch), torch.randn(sizes.batch, sizes.text_tokens, config.text_width)
 

@@ -158,7 +158,7 @@ def fit_on_rank(
     """Trains on this rank's samples and tells what came of it."""
     os.environ["LOCAL_RANK"] = str(rank)
     strategy = ContextParallelStrategy(**settings)
-    size = world_size if strategy.context_size == "auto" else strategy.context_size
+    size = world_size if strategy.context_parallel_degree == "auto" else strategy.context_parallel_degree
     trainer = trainer_of(world_size, strategy, **options)
     loader = batches(num_batches, rank // size, world_size // size, start=start)
     trainer.fit(module, loader, loader, ckpt_path=ckpt_path)

@@ -11,7 +11,7 @@ from lightning_dalle.strategies import ShardedPowerSGDStrategy
 from tests.distributed.toy_module import Toy, batches, trainer_of, whole_state
 
 NUM_BATCHES = 3
-FULL_RANK: dict[str, Any] = {"shard_size": 1, "rank": 99, "minimum_rate": -9.0}
+FULL_RANK: dict[str, Any] = {"shard_size": 1, "rank": 99, "min_compression_rate": -9.0}
 
 
 class LaunchedToy(Toy):

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from lightning_dalle.distributed.powersgd import PowerSGD
-from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
+from lightning_dalle.distributed.powersgd.compressor import PowerSGD
+from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
 
 
 def compressor_of(gradients: Mapping[str, Tensor], settings: Mapping[str, Any], **options: Any) -> PowerSGD:

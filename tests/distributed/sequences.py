@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from lightning_dalle.distributed.sequence_layout import SequenceLayout
-from lightning_dalle.distributed.sequence_mask import SequenceMask
-from lightning_dalle.ops.attention_pattern import AttentionPattern
+from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
+from lightning_dalle.distributed.context_parallel.mask import SequenceMask
+from lightning_dalle.ops.attention.patterns import AttentionPattern
 
 TEXT, HEIGHT, WIDTH = 31, 15, 18
 LENGTH = TEXT + HEIGHT * WIDTH
@@ -31,9 +31,11 @@ MASKS = {
     "pattern_full": SequenceMask(AttentionPattern("full", TEXT, HEIGHT, WIDTH)),
     "documents": SequenceMask("causal", documents=DOCUMENTS),
     "documents_by_sample": SequenceMask("bidirectional", documents=torch.cat([DOCUMENTS, OTHER_DOCUMENTS])),
-    "padding": SequenceMask("bidirectional", real_keys=_positions_before(200, LENGTH - 1)),
-    "padding_in_front": SequenceMask("causal", real_keys=~_positions_before(150, 1)),
-    "padded_row": SequenceMask(AttentionPattern("row", TEXT, HEIGHT, WIDTH), real_keys=~_positions_before(3, 20)),
+    "padding": SequenceMask("bidirectional", key_padding_mask=_positions_before(200, LENGTH - 1)),
+    "padding_in_front": SequenceMask("causal", key_padding_mask=~_positions_before(150, 1)),
+    "padded_row": SequenceMask(
+        AttentionPattern("row", TEXT, HEIGHT, WIDTH), key_padding_mask=~_positions_before(3, 20)
+    ),
 }
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, distributed
 
-from lightning_dalle.distributed.context_attention import ContextAttention
-from lightning_dalle.distributed.sequence_layout import LayoutKind, SequenceLayout
-from lightning_dalle.distributed.sequence_mask import SequenceMask
-from lightning_dalle.ops.attention_pattern import AttentionPattern
+from lightning_dalle.distributed.context_parallel.attention import ContextAttention
+from lightning_dalle.distributed.context_parallel.layout import LayoutKind, SequenceLayout
+from lightning_dalle.distributed.context_parallel.mask import SequenceMask
+from lightning_dalle.ops.attention.patterns import AttentionPattern
 from tests.distributed.engines import ENGINES, groups
 from tests.distributed.sequences import (
     LENGTH,

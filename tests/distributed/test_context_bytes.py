@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor, distributed
 
-from lightning_dalle.distributed.context_attention import ContextAttention
-from lightning_dalle.distributed.sequence_layout import SequenceLayout
-from lightning_dalle.distributed.sequence_mask import SequenceMask
-from lightning_dalle.ops.attention_pattern import AttentionPattern
-from lightning_dalle.ops.attention_tiles import window_reach
+from lightning_dalle.distributed.context_parallel.attention import ContextAttention
+from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
+from lightning_dalle.distributed.context_parallel.mask import SequenceMask
+from lightning_dalle.ops.attention.patterns import AttentionPattern, window_reach
 from tests.distributed.engines import ENGINES, groups
 from tests.distributed.sequences import BATCH, HEAD_DIM, LENGTH, MASKS, TEXT, cut, inputs
 from tests.ranks import run_ranks

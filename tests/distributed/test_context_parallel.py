@@ -12,33 +12,33 @@ from tests.ranks import run_ranks
 from tests.rounding import assert_only_rounded, joined
 
 pytestmark = LIGHTNING_WARNINGS
-FULL_RANK = PowerSGDConfig(rank=99, minimum_rate=-9.0)
+FULL_RANK = PowerSGDConfig(rank=99, min_compression_rate=-9.0)
 ACCUMULATED: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
 Case = tuple[dict[str, Any], type[LayerCut], dict[str, Any], dict[str, Any]]
 
 # Settings of the strategy, module, its arguments, options of the Trainer.
 CASES: dict[int, list[Case]] = {
-    1: [({"context_size": 1}, LayerCut, {}, {})],
+    1: [({"context_parallel_degree": 1}, LayerCut, {}, {})],
     2: [
         ({}, LayerCut, {}, {}),
-        ({"context_size": 1}, LayerCut, {}, {}),
+        ({"context_parallel_degree": 1}, LayerCut, {}, {}),
         ({"attention": "ulysses", "layout": "contiguous"}, LayerCut, {"causal": False}, {}),
         ({}, LayerCut, {"recompute": True}, ACCUMULATED),
         ({}, BatchCut, {}, {}),
         ({"attention": "ulysses", "layout": "contiguous"}, BatchCut, {}, ACCUMULATED),
         ({"shard_size": 2}, LayerCut, {}, ACCUMULATED),
         ({"shard_size": 2}, BatchCut, {"recompute": True}, {}),
-        ({"context_size": 1, "shard_size": 1, "powersgd": FULL_RANK}, LayerCut, {}, {}),
+        ({"context_parallel_degree": 1, "shard_size": 1, "powersgd": FULL_RANK}, LayerCut, {}, {}),
     ],
     4: [
         ({}, LayerCut, {}, {}),
         ({"attention": "hybrid", "head_size": 2}, BatchCut, {}, {}),
         ({"shard_size": 4}, LayerCut, {}, {}),
-        ({"context_size": 2}, BatchCut, {}, ACCUMULATED),
-        ({"context_size": 2, "shard_size": 2, "powersgd": FULL_RANK}, LayerCut, {}, ACCUMULATED),
-        ({"context_size": 2, "shard_size": 4}, LayerCut, {}, {}),
+        ({"context_parallel_degree": 2}, BatchCut, {}, ACCUMULATED),
+        ({"context_parallel_degree": 2, "shard_size": 2, "powersgd": FULL_RANK}, LayerCut, {}, ACCUMULATED),
+        ({"context_parallel_degree": 2, "shard_size": 4}, LayerCut, {}, {}),
     ],
-    8: [({"context_size": 4, "shard_size": 4, "powersgd": FULL_RANK}, LayerCut, {}, {})],
+    8: [({"context_parallel_degree": 4, "shard_size": 4, "powersgd": FULL_RANK}, LayerCut, {}, {})],
 }
 
 
@@ -74,7 +74,7 @@ def test_training_equals_that_of_one_process(world_size: int) -> None:
             ours = {"losses": mean_losses(answers), "state": joined(answer["state"])}
             assert_only_rounded({name: ours}, {name: single}, {name: double})
             assert answer["losses"][0] > answer["losses"][-1]
-        size = settings.get("context_size", world_size)
+        size = settings.get("context_parallel_degree", world_size)
         assert [answer["sampler"] for answer in answers] == [
             {"num_replicas": world_size // size, "rank": rank // size} for rank in range(world_size)
         ]

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_dalle import ContextGroups, ContextParallelStrategy, CutSequences, SequencePlan
+from lightning_dalle import ContextGroups, ContextParallelSession, ContextParallelStrategy, SequencePlan
 from tests.distributed.language_model import (
     HEADS,
     LENGTH,
@@ -89,7 +89,7 @@ def test_training_goes_on_at_another_context_size(tmp_path: Path, shards: bool) 
     expected = [fit_alone(module, num_batches=10)["losses"][5:] for module in (LayerCut(), LayerCut().double())]
     assert_only_rounded(first[0]["losses"][5:], *expected)
     for world_size, sizes in ((2, (1, 2)), (4, (4,))):
-        cases = [{"context_size": size, "shard_size": world_size if shards else None} for size in sizes]
+        cases = [{"context_parallel_degree": size, "shard_size": world_size if shards else None} for size in sizes]
         by_rank = run_ranks(_resume, world_size, world_size, file, cases, timeout=120)
         for case in range(len(cases)):
             losses = mean_losses([answers[case] for answers in by_rank])
@@ -214,9 +214,19 @@ class _ShardsItself(LayerCut):
 
 LAYERS: dict[str, Any] = {"inputs": {"layers.0": {"hidden": 1}}, "outputs": {"layers.1": 1}}
 REFUSALS: list[tuple[dict[str, Any], type[Any], type[Exception], str]] = [
-    ({"context_size": 3}, LayerCut, ValueError, r"context_size \(3\) must divide the number of processes \(2\)"),
-    ({"shard_size": 1}, LayerCut, ValueError, r"shard_size \(1\) must be a multiple of context_size \(2\)"),
-    ({"attention": "hybrid", "head_size": 3}, LayerCut, ValueError, r"head_size \(3\) must divide context_size \(2\)"),
+    (
+        {"context_parallel_degree": 3},
+        LayerCut,
+        ValueError,
+        r"context_parallel_degree \(3\) must divide the number of processes \(2\)",
+    ),
+    ({"shard_size": 1}, LayerCut, ValueError, r"shard_size \(1\) must be a multiple of context_parallel_degree \(2\)"),
+    (
+        {"attention": "hybrid", "head_size": 3},
+        LayerCut,
+        ValueError,
+        r"head_size \(3\) must divide context_parallel_degree \(2\)",
+    ),
     (
         {"attention": "ulysses", "plan": SequencePlan(**LAYERS, num_heads=3)},
         LayerCut,
@@ -240,7 +250,7 @@ def _refusals(rank: int) -> int:
     with pytest.raises(ValueError, match="processes of a context group got different batches"):
         trainer_of(2, "context_parallel").fit(LayerCut(), batches(1, 0, 1, start=rank))
     world = distributed.group.WORLD
-    sequences = CutSequences(SequencePlan(batch={"tokens": 1}), ContextGroups(world, ring=world))
+    sequences = ContextParallelSession(SequencePlan(batch={"tokens": 1}), ContextGroups(world, ring=world))
     sequences.cut({"tokens": torch.zeros(1, LENGTH)}, {"tokens": 1})
     with pytest.raises(ValueError, match=f"a tensor to join has {LENGTH} positions along dim 1, but this rank holds 1"):
         sequences.join(torch.zeros(1, LENGTH), 1)

@@ -15,7 +15,7 @@ from lightning.pytorch.strategies.ddp import DDPStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTraining
+from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTrainingConfig
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 from tests.unit.lightning_modules.tiny_text_to_image import CAPTIONS, TRAINER, images, tiny_module
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("deepspeed") is None, reason="the extra deepspeed is not installed"),
     pytest.mark.timeout(1800),
 ]
-TRAINING = TextToImageTraining(learning_rate=1e-2, warmup_updates=2, schedule="cosine", total_updates=30)
+TRAINING = TextToImageTrainingConfig(learning_rate=1e-2, warmup_updates=2, schedule="cosine", total_updates=30)
 UPDATES, BATCH = 6, 4
 
 

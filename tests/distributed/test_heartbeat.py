@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from torch import distributed
 
-from lightning_dalle.distributed.heartbeat import Heartbeat
+from lightning_dalle.distributed.watchdog import Heartbeat
 from tests.ranks import run_ranks
 
 

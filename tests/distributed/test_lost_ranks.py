@@ -18,7 +18,7 @@ from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 
 pytestmark = LIGHTNING_WARNINGS
-LOW_RANK: dict[str, Any] = {"rank": 2, "minimum_rate": 0.0, "timeout": timedelta(seconds=30)}
+LOW_RANK: dict[str, Any] = {"rank": 2, "min_compression_rate": 0.0, "timeout": timedelta(seconds=30)}
 
 
 class _Killed(Toy):

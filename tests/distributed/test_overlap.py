@@ -53,7 +53,7 @@ class _RunsTwice(_Counting):
 def _train(rank: int, world_size: int, shard_size: int, kind: type[_Counting], overlap: bool) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = kind()
-    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=2, minimum_rate=0.0, overlap=overlap)
+    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=2, min_compression_rate=0.0, overlap=overlap)
     loader = batches(8, rank, world_size, torch.float64)
     trainer_of(world_size, strategy, **OPTIONS).fit(module, loader, loader)
     assert strategy.gradients is not None

@@ -50,7 +50,7 @@ def test_compressor_equals_the_oracle_and_keeps_what_it_leaves_out(world_size: i
     order = list(range(world_size))
     double = torch.float64
     cases = [
-        ({"rank": rank, "warm_start": warm, "minimum_rate": NEVER_TOO_COSTLY}, order, double, 3)
+        ({"rank": rank, "warm_start": warm, "min_compression_rate": NEVER_TOO_COSTLY}, order, double, 3)
         for rank, warm in itertools.product([1, 3, 99], [False, True])
     ]
     for case, by_rank in zip(cases, zip(*run_ranks(_many_cases, world_size, cases), strict=True), strict=True):
@@ -103,7 +103,7 @@ def test_gradient_of_at_most_the_rank_comes_through_exactly() -> None:
 
 
 def test_runs_are_reproducible_and_the_order_of_ranks_is_rounding() -> None:
-    settings = {"rank": 2, "minimum_rate": NEVER_TOO_COSTLY}
+    settings = {"rank": 2, "min_compression_rate": NEVER_TOO_COSTLY}
     orders = [[0, 1], [0, 1], [1, 0]]
     cases = [(settings, order, torch.float32, 3) for order in orders]
     first, again, swapped = zip(*run_ranks(_many_cases, 2, cases), strict=True)
@@ -120,7 +120,7 @@ def test_runs_are_reproducible_and_the_order_of_ranks_is_rounding() -> None:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_sixteen_bits_on_the_wire_cost_rounding_only(world_size: int) -> None:
     order = list(range(world_size))
-    common = {"rank": 3, "minimum_rate": NEVER_TOO_COSTLY, "error_feedback": False}
+    common = {"rank": 3, "min_compression_rate": NEVER_TOO_COSTLY, "error_feedback": False}
     cases = [({**common, "wire_format": name}, order, torch.float32, 1) for name in ("fp32", "bf16", "1-6-9")]
     exact, bfloat, paper = zip(*run_ranks(_many_cases, world_size, cases), strict=True)
     for (answer,), (other,) in [*zip(exact, bfloat, strict=True), *zip(exact, paper, strict=True)]:
@@ -180,7 +180,7 @@ def test_overflow_of_a_product_is_clamped_and_no_nan_comes_out() -> None:
 
 def _unused(rank: int) -> Any:
     names = {"nobody": torch.zeros(20, 30), "one": torch.zeros(20, 30), "bias": torch.zeros(5), "other": torch.zeros(5)}
-    compressor = compressor_of(names, {"rank": 20, "minimum_rate": NEVER_TOO_COSTLY})
+    compressor = compressor_of(names, {"rank": 20, "min_compression_rate": NEVER_TOO_COSTLY})
     mine: list[Tensor | None] = [None, None, None, None]
     if rank == 0:
         mine[1], mine[2] = torch.ones(20, 30), torch.ones(5)
@@ -196,7 +196,7 @@ def test_tensor_that_no_rank_used_has_no_gradient() -> None:
 
 
 def _first_steps(rank: int) -> Any:
-    compressor = compressor_of({"weight": torch.zeros(20, 30)}, {"rank": 1, "uncompressed_steps": 2})
+    compressor = compressor_of({"weight": torch.zeros(20, 30)}, {"rank": 1, "start_powersgd_iter": 2})
     answers = []
     for number in range(3):
         gradient = torch.randn(20, 30, generator=torch.Generator().manual_seed(2 * number + rank))
@@ -249,7 +249,7 @@ def _memory_of_residual(rank: int) -> bool:
 
 def _first_factor(rank: int) -> tuple[Tensor, Tensor]:
     gradient = torch.randn(40, 24, generator=torch.Generator().manual_seed(rank)).bfloat16()
-    compressor = compressor_of({"weight": gradient}, {"rank": 2, "uncompressed_steps": 0})
+    compressor = compressor_of({"weight": gradient}, {"rank": 2, "start_powersgd_iter": 0})
     (matrix,) = compressor.plan.matrices
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(powersgd, "product_dtype", lambda dtype, device: torch.float32)

@@ -11,14 +11,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from lightning_dalle.distributed.powersgd_checkpoint import residual_sums
-from lightning_dalle.strategies import ShardedPowerSGDStrategy, export_checkpoint
+from lightning_dalle.distributed.powersgd.checkpoint import residual_sums
+from lightning_dalle.strategies import ShardedPowerSGDStrategy, consolidate_checkpoint
 from tests.distributed.toy_module import Toy, batches, fit_on_rank, trainer_of, whole_state, whole_tensors
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 
 pytestmark = LIGHTNING_WARNINGS
-LOW_RANK: dict[str, Any] = {"rank": 1, "minimum_rate": 0.0}
+LOW_RANK: dict[str, Any] = {"rank": 1, "min_compression_rate": 0.0}
 HALF = 4
 
 
@@ -108,19 +108,19 @@ def test_warm_factors_go_on_over_the_same_shards_and_start_again_over_others(tmp
 
 def test_one_file_is_read_on_one_device(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
     folder, first = saved
-    export_checkpoint(folder / f"step={2 * HALF}.ckpt", tmp_path / "whole.ckpt")
+    consolidate_checkpoint(folder / f"step={2 * HALF}.ckpt", tmp_path / "whole.ckpt")
     module = Toy.load_from_checkpoint(tmp_path / "whole.ckpt", weights_only=True, seed=5)
     torch.testing.assert_close(whole_state(module), first[0]["state"], rtol=0, atol=0)
 
 
 def _resume_from_file(rank: int, file: Path) -> Any:
     """As a machine of its own each, then as shards."""
-    return [_resume(rank, 2, {"rank": 99, "minimum_rate": -9.0, "shard_size": size}, file) for size in (1, 2)]
+    return [_resume(rank, 2, {"rank": 99, "min_compression_rate": -9.0, "shard_size": size}, file) for size in (1, 2)]
 
 
 def test_one_file_resumes_in_plain_tensors_and_in_shards(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
     folder, first = saved
-    export_checkpoint(folder / f"step={HALF}.ckpt", tmp_path / "whole.ckpt")
+    consolidate_checkpoint(folder / f"step={HALF}.ckpt", tmp_path / "whole.ckpt")
     plain, sharded = zip(*run_ranks(_resume_from_file, 2, tmp_path / "whole.ckpt", timeout=120), strict=True)
     assert _mean_losses(list(plain))[0] == pytest.approx(_mean_losses(first)[HALF], rel=1e-9)
     # Moments arrive too; the second is that of the step after.
@@ -140,4 +140,4 @@ def test_checkpoint_of_an_ordinary_run_resumes(tmp_path: Path) -> None:
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"must be a checkpoint of shards, with a file meta.pt"):
-        export_checkpoint(tmp_path, tmp_path / "whole.ckpt")
+        consolidate_checkpoint(tmp_path, tmp_path / "whole.ckpt")

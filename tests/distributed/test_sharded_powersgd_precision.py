@@ -38,7 +38,7 @@ def _run(rank: int, world_size: int, shard_size: int, plugin: str) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     torch.manual_seed(0)
     module = _Scaled() if plugin == "scaled" else Toy(torch.float32)
-    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=2, minimum_rate=0.0)
+    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=2, min_compression_rate=0.0)
     scaling = PerBlockGradientScaling(Block, "float16", initial_scale=2.0**8)
     options: dict[str, Any] = {"plugins": scaling} if plugin == "scaled" else {"precision": plugin}
     trainer = trainer_of(world_size, strategy, gradient_clip_val=1.0, **options)

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from lightning_dalle.distributed.block_sharding import is_sharded
+from lightning_dalle.distributed.hsdp import is_sharded
 from lightning_dalle.strategies import ShardedPowerSGDStrategy
 from tests.distributed.toy_module import Toy, batches, trainer_of, whole_state, whole_tensors
 from tests.foreign_module import LIGHTNING_WARNINGS
@@ -75,7 +75,7 @@ class _Spoiled(Toy):
 def _spoiled_run(rank: int, world_size: int, shard_size: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = _Spoiled(spoil=rank == 1)
-    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=2, minimum_rate=0.0)
+    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=2, min_compression_rate=0.0)
     trainer = trainer_of(world_size, strategy, gradient_clip_val=1.0)
     loader = batches(5, rank, world_size, torch.float64)
     trainer.fit(module, loader, loader)
@@ -108,7 +108,9 @@ class _Own(Toy):
 def _own_plan(rank: int, world_size: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = _Own()
-    strategy = ShardedPowerSGDStrategy(shard_size=2, rank=99, minimum_rate=-9.0, exclude=["blocks.1.expand.weight"])
+    strategy = ShardedPowerSGDStrategy(
+        shard_size=2, rank=99, min_compression_rate=-9.0, exclude=["blocks.1.expand.weight"]
+    )
     trainer = trainer_of(world_size, strategy, gradient_clip_val=0.1, log_every_n_steps=1)
     loader = batches(6, rank, world_size, torch.float64)
     trainer.fit(module, loader, loader)
@@ -136,7 +138,7 @@ def test_module_that_shards_itself_and_names_exceptions() -> None:
 def _differently_drawn(rank: int, shard_size: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = Toy(seed=rank)
-    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=99, minimum_rate=-9.0)
+    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=99, min_compression_rate=-9.0)
     trainer = trainer_of(2, strategy, log_every_n_steps=1)
     loader = batches(3, rank, 2, torch.float64)
     trainer.fit(module, loader, loader)
@@ -178,7 +180,9 @@ class _Measured(Toy):
 def _measured_run(rank: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = _Measured()
-    trainer = trainer_of(2, ShardedPowerSGDStrategy(shard_size=1, rank=1, minimum_rate=0.0), accumulate_grad_batches=2)
+    trainer = trainer_of(
+        2, ShardedPowerSGDStrategy(shard_size=1, rank=1, min_compression_rate=0.0), accumulate_grad_batches=2
+    )
     loader = batches(6, rank, 2, torch.float64)
     trainer.fit(module, loader, loader)
     return module.counts

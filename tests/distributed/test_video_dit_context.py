@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_dalle import ContextParallelStrategy, CutSequences, VideoDiTModule
-from lightning_dalle.distributed.context_groups import init_context_groups
-from lightning_dalle.distributed.plan_hooks import attach_plan
+from lightning_dalle import ContextParallelSession, ContextParallelStrategy, VideoDiTModule
+from lightning_dalle.distributed.context_parallel.comm import init_context_groups
+from lightning_dalle.distributed.context_parallel.hooks import attach_plan
 from tests.distributed.toy_module import trainer_of
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
@@ -41,7 +41,7 @@ def _module(conditioning: str, checkpointing: bool = False) -> VideoDiTModule:
     return module
 
 
-def _steps(conditioning: str, sequences: CutSequences | None) -> list[tuple[Tensor, dict[str, Tensor]]]:
+def _steps(conditioning: str, sequences: ContextParallelSession | None) -> list[tuple[Tensor, dict[str, Tensor]]]:
     """Losses and gradients of a batch of clips of one size and of a packed one, in float64."""
     module = _module(conditioning).double()
     module.log = lambda *_, **__: None  # type: ignore[method-assign]
@@ -75,7 +75,7 @@ def _steps_on_rank(rank: int, world_size: int) -> list[list[tuple[Tensor, dict[s
     for conditioning in ("cross_attention", "joint"):
         for head_size in (1, 2):
             groups = init_context_groups(world_size, world_size, head_size, "cpu")
-            sequences = CutSequences(_module(conditioning).sequence_plan(), groups)
+            sequences = ContextParallelSession(_module(conditioning).sequence_plan(), groups)
             answers.append(_steps(conditioning, sequences))
     return answers
 

@@ -5,8 +5,8 @@ import os
 import pytest
 import torch
 
-from lightning_dalle.distributed.context_attention import ContextAttention
-from lightning_dalle.distributed.sequence_layout import SequenceLayout
+from lightning_dalle.distributed.context_parallel.attention import ContextAttention
+from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
 from tests.distributed.sequences import LENGTH, MASKS, inputs, plain_attention
 
 # Another device can be named to try the tests themselves where there is no CUDA.

@@ -16,8 +16,8 @@ from lightning_dalle.data.tokenizer import CaptionTokenizer
 from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
 from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
-from lightning_dalle.ops.attention import attend
-from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
+from lightning_dalle.ops.attention.api import attend
+from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
 
 # Another device can be named to try the tests themselves where there is no CUDA.
 DEVICE = os.environ.get("LIGHTNING_DALLE_TEST_DEVICE", "cuda")

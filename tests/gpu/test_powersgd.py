@@ -5,8 +5,7 @@ import os
 import pytest
 import torch
 
-from lightning_dalle.ops.orthonormal_basis import orthonormal_basis
-from lightning_dalle.ops.thin_product import thin_product
+from lightning_dalle.distributed.powersgd.linalg import orthonormal_basis, thin_product
 
 # Another device can be named to try the tests themselves where there is no CUDA.
 DEVICE = os.environ.get("LIGHTNING_DALLE_TEST_DEVICE", "cuda")

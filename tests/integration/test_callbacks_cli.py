@@ -43,7 +43,7 @@ def test_callbacks_are_built_from_yaml_with_the_scorer_of_a_checkpoint(scorer: P
     trainer: dict[str, Any] = {**QUIET, "callbacks": [reranking, metrics]}
     network = {"image_size": 32, "hidden_width": 8, "codebook_size": 8, "decoder_input_width": 8}
     model = {"class_path": "DiscreteVAEModule", "init_args": {"network": network}}
-    recipe = {"model": model, "data": {"class_path": "CaptionedShapes"}, "trainer": trainer}
+    recipe = {"model": model, "data": {"class_path": "CaptionedShapesDataModule"}, "trainer": trainer}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     built = SuiteCLI(["--config", str(tmp_path / "recipe.yaml")], run=False)
     callbacks = {type(callback): callback for callback in vars(built.trainer)["callbacks"]}

@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
 from lightning_dalle.callbacks import CLIPReranking, ImageGenerationMetrics, VideoSamples
-from lightning_dalle.evaluation.motion import frame_difference
+from lightning_dalle.evaluation.clip_features import frame_difference
 from tests.foreign_module import (
     LIGHTNING_WARNINGS,
     QUIET,

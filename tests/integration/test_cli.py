@@ -22,7 +22,7 @@ from lightning_dalle.data.tokenizer import CaptionTokenizer
 
 SIZE, STRIDE, CODES, WORDS, TEXT_TOKENS = 32, 8, 16, 300, 16
 DATA = {
-    "class_path": "CaptionedShapes",
+    "class_path": "CaptionedShapesDataModule",
     "init_args": {"image_size": SIZE, "num_train": 8, "num_val": 4, "batch_size": 4, "text_tokens": TEXT_TOKENS},
 }
 TRAINER = {

@@ -9,7 +9,7 @@ from lightning.fabric.plugins.environments.lightning import find_free_network_po
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_dalle.data.captioned_shapes import CaptionedShapes
+from lightning_dalle.data.shapes.data_module import CaptionedShapesDataModule
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 
 EPOCHS, BATCHES, BATCH_SIZE = 3, 5, 4
@@ -40,8 +40,8 @@ class BatchRecorder(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def shapes(tokenizer_file: Path, num_workers: int = 0) -> CaptionedShapes:
-    return CaptionedShapes(
+def shapes(tokenizer_file: Path, num_workers: int = 0) -> CaptionedShapesDataModule:
+    return CaptionedShapesDataModule(
         image_size=24,
         num_train=BATCHES * BATCH_SIZE + 3,
         num_val=5,
@@ -55,7 +55,9 @@ def shapes(tokenizer_file: Path, num_workers: int = 0) -> CaptionedShapes:
     )
 
 
-def fit(folder: Path, data: CaptionedShapes, checkpoint: str | None = None, **settings: Any) -> list[tuple[Any, ...]]:
+def fit(
+    folder: Path, data: CaptionedShapesDataModule, checkpoint: str | None = None, **settings: Any
+) -> list[tuple[Any, ...]]:
     trainer = Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
@@ -73,7 +75,7 @@ def fit(folder: Path, data: CaptionedShapes, checkpoint: str | None = None, **se
 @pytest.fixture(scope="module")
 def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    CaptionTokenizer.train(CaptionedShapes(num_train=100).captions("train"), 300).save(path)
+    CaptionTokenizer.train(CaptionedShapesDataModule(num_train=100).captions("train"), 300).save(path)
     return path
 
 
@@ -138,7 +140,7 @@ class RankRecorder(BatchRecorder):
         torch.save(self.seen, self.folder / f"rank{self.global_rank}.pt")
 
 
-def fit_ranks(folder: Path, data: CaptionedShapes, checkpoint: str | None = None) -> list[list[Any]]:
+def fit_ranks(folder: Path, data: CaptionedShapesDataModule, checkpoint: str | None = None) -> list[list[Any]]:
     """What each of two forked ranks has seen."""
     trainer = Trainer(
         max_epochs=2,

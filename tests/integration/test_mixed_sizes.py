@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from lightning_dalle.commands.trainer import SuiteCLI
-from lightning_dalle.data.captioned_videos import CaptionedVideos
+from lightning_dalle.data.files.videos import CaptionedVideosDataModule
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 from tests.unit.data.clip_files import animation, frames, write_clip
 from tests.unit.lightning_modules.tiny_video_dit import TRAINER, tiny_module, tokenizer_json
@@ -46,7 +46,7 @@ def fit(folder: Path, clips: Path, buckets: Any, resume: str | None = None) -> l
     losses = Losses()
     saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
     trainer = Trainer(**{**TRAINER, "enable_checkpointing": True}, max_epochs=2, callbacks=[losses, saving])
-    data = CaptionedVideos(path=clips, val_share=0.2, buckets=buckets, **DATA)
+    data = CaptionedVideosDataModule(path=clips, val_share=0.2, buckets=buckets, **DATA)
     trainer.fit(tiny_module(), data, ckpt_path=None if resume is None else folder / resume, weights_only=True)
     assert trainer.global_step == 2 * len(data.train_dataloader())
     assert torch.isfinite(trainer.callback_metrics["val/loss"])
@@ -69,7 +69,7 @@ def test_the_command_line_trains_validates_and_predicts(tmp_path: Path, folder: 
     recipe = {
         "model": {"class_path": "VideoDiTModule", "init_args": json.loads(json.dumps(parts))},
         "data": {
-            "class_path": "CaptionedVideos",
+            "class_path": "CaptionedVideosDataModule",
             "init_args": {"path": str(folder), "val_share": 0.2, "buckets": BUCKETS, **DATA},
         },
         "trainer": {**TRAINER, "max_epochs": 1, "default_root_dir": str(tmp_path)},

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_dalle.data.captioned_shapes import CaptionedShapes
+from lightning_dalle.data.shapes.data_module import CaptionedShapesDataModule
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule
 
@@ -59,13 +59,13 @@ def train(
     """Trains from a seed of its own, so that nothing a resumed run needs can come from the global random state."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    tokenizer = CaptionTokenizer.train(CaptionedShapes(num_train=50).captions("train"), vocabulary_size=300)
+    tokenizer = CaptionTokenizer.train(CaptionedShapesDataModule(num_train=50).captions("train"), vocabulary_size=300)
     tokenizer.save(folder / "tokenizer.json")
     module = TextToImageModule(NETWORK, training, DISCRETE_VAE, folder / "tokenizer.json")
     if resume_from is not None:
         torch.manual_seed(1)
         module.network.reset_parameters()
-    data = CaptionedShapes(
+    data = CaptionedShapesDataModule(
         image_size=24,
         num_train=4 * BATCHES,
         num_val=4,

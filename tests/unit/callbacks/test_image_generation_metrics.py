@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_dalle.callbacks import ImageGenerationMetrics
-from lightning_dalle.evaluation.feature_extractor import FeatureExtractor, ImageFeatures
-from lightning_dalle.evaluation.frechet_distance import frechet_distance
+from lightning_dalle.evaluation.features import FeatureExtractor, ImageFeatures
+from lightning_dalle.evaluation.scores import frechet_distance
 from tests.foreign_module import (
     CAPTIONS,
     LIGHTNING_WARNINGS,

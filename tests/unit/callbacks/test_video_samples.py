@@ -10,9 +10,9 @@ from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from torch import Tensor
 
 from lightning_dalle.callbacks import VideoSamples, video_samples
-from lightning_dalle.data.clip_decoding import ClipShape, decode_clip
-from lightning_dalle.evaluation.clip_logging import clip_grid
-from lightning_dalle.evaluation.motion import frame_difference
+from lightning_dalle.data.files.decoding import ClipShape, decode_clip
+from lightning_dalle.evaluation.clip_features import frame_difference
+from lightning_dalle.evaluation.logging import clip_grid
 from tests.foreign_module import (
     LIGHTNING_WARNINGS,
     QUIET,

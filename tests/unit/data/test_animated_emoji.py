@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from lightning_dalle.commands import fetch
-from lightning_dalle.data import animated_emoji_archive
-from lightning_dalle.data.animated_emoji import AnimatedEmoji
-from lightning_dalle.data.animated_emoji_archive import (
+from lightning_dalle.data.emoji import animated
+from lightning_dalle.data.emoji.animated import (
     ARCHIVE_NAME,
     ATTRIBUTION,
     PACKAGE,
+    AnimatedEmojiDataModule,
     fetch_animated_emoji,
     load_animated_emoji,
 )
@@ -62,13 +62,13 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def trusting(npm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes the small archive for the right one."""
     content = (npm.parent / "archive.tgz").read_bytes()
-    monkeypatch.setattr(animated_emoji_archive, "_SHA256", animated_emoji_archive.hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(animated, "_SHA256", animated.hashlib.sha256(content).hexdigest())
 
 
 def test_those_that_move_and_have_a_name_are_taken_and_the_others_counted(
     cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    data = AnimatedEmoji(frames=6, height=12, width=16, val_share=0.3, cache=cache)
+    data = AnimatedEmojiDataModule(frames=6, height=12, width=16, val_share=0.3, cache=cache)
     data.setup()
     assert data.captions("all") == ["keycap 1", "sun", "cyclone", "closed umbrella"]
     assert data.skipped() == {"still": 1, "broken": 1, "without a name": 2}
@@ -81,7 +81,7 @@ def test_those_that_move_and_have_a_name_are_taken_and_the_others_counted(
 
 
 def test_a_clip_is_one_turn_of_its_loop(cache: Path) -> None:
-    data = AnimatedEmoji(frames=4, height=12, width=16, batch_size=2, cache=cache)
+    data = AnimatedEmojiDataModule(frames=4, height=12, width=16, batch_size=2, cache=cache)
     clip, caption = data.source("all").clip(1)
     assert caption == "sun"
     np.testing.assert_array_equal(clip, frames(4, seed=3).transpose(3, 0, 1, 2))
@@ -91,7 +91,7 @@ def test_a_clip_is_one_turn_of_its_loop(cache: Path) -> None:
 
 def test_they_are_decoded_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load_animated_emoji(3, 12, 16, cache)
-    monkeypatch.setattr(animated_emoji_archive, "decode_loop", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr(animated, "decode_loop", lambda *_: pytest.fail("decoded again"))
     again = load_animated_emoji(3, 12, 16, cache)
     np.testing.assert_array_equal(first.clips, again.clips)
     assert (first.captions, first.skipped) == (again.captions, again.skipped)
@@ -99,11 +99,11 @@ def test_they_are_decoded_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_what_hardly_twitches_does_not_move() -> None:
     clip = np.zeros((3, 4, 8, 8), dtype=np.uint8)
-    assert not animated_emoji_archive.moves(clip)
+    assert not animated.moves(clip)
     clip[0, 1::2, 0, 0] = 64  # a third of 1 grey level between neighbours, over 192 values
-    assert not animated_emoji_archive.moves(clip)
+    assert not animated.moves(clip)
     clip[0, 1::2, 0, 1] = 64
-    assert animated_emoji_archive.moves(clip)
+    assert animated.moves(clip)
 
 
 def test_the_command_fetches_once_and_names_the_licence(
@@ -119,7 +119,7 @@ def test_the_command_fetches_once_and_names_the_licence(
 
 
 def test_prepare_data_fetches_and_decodes(npm: Path, trusting: None, tmp_path: Path) -> None:
-    AnimatedEmoji(frames=2, height=12, width=16, cache=tmp_path / "cache").prepare_data()
+    AnimatedEmojiDataModule(frames=2, height=12, width=16, cache=tmp_path / "cache").prepare_data()
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
@@ -149,9 +149,9 @@ def test_without_npm_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_without_the_archive_the_command_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="fetch it with `lightning-dalle fetch animated-emoji`"):
-        AnimatedEmoji(cache=tmp_path).setup()
+        AnimatedEmojiDataModule(cache=tmp_path).setup()
 
 
 def test_a_single_frame_is_refused() -> None:
     with pytest.raises(ValueError, match=r"frames \(1\) must be at least 2: one frame does not move"):
-        AnimatedEmoji(frames=1)
+        AnimatedEmojiDataModule(frames=1)

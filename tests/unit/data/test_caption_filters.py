@@ -1,6 +1,6 @@
 import pytest
 
-from lightning_dalle.data.caption_filters import rejects_caption, rejects_size
+from lightning_dalle.data.files.samples import rejects_caption, rejects_size
 
 
 @pytest.mark.parametrize(

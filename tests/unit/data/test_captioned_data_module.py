@@ -5,17 +5,16 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
-from lightning_dalle.data.captioned_data_module import CaptionedDataModule
-from lightning_dalle.data.captioned_dataset import CaptionedDataset
-from lightning_dalle.data.captioned_shapes import CaptionedShapes
-from lightning_dalle.data.shapes import parse_caption
-from lightning_dalle.data.shapes_compositions import is_trained
-from lightning_dalle.data.shapes_oracle import matches_each
+from lightning_dalle.data.base import CaptionedDataModule
+from lightning_dalle.data.datasets import CaptionedDataset
+from lightning_dalle.data.shapes.data_module import CaptionedShapesDataModule
+from lightning_dalle.data.shapes.oracle import matches_each
+from lightning_dalle.data.shapes.scenes import is_trained, parse_caption
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 
 
-def shapes(**settings: Any) -> CaptionedShapes:
-    return CaptionedShapes(**{"num_train": 40, "num_val": 10, "batch_size": 8, **settings})
+def shapes(**settings: Any) -> CaptionedShapesDataModule:
+    return CaptionedShapesDataModule(**{"num_train": 40, "num_val": 10, "batch_size": 8, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +158,7 @@ def test_the_command_line_sees_all_settings() -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(CaptionedDataModule, "data")
     settings = {"num_train": 30, "batch_size": 3, "bpe_dropout": 0.2, "augmentation": "text_to_image", "seed": 4}
-    class_path = "lightning_dalle.data.captioned_shapes.CaptionedShapes"
+    class_path = "lightning_dalle.data.shapes.data_module.CaptionedShapesDataModule"
     parsed = parser.parse_object({"data": {"class_path": class_path, "init_args": settings}})
     data = parser.instantiate(parsed).data
     assert (data.batch_size, data.bpe_dropout, data.seed, len(data.captions("train"))) == (3, 0.2, 4, 30)

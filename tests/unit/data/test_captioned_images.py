@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_dalle.data.captioned_images import CaptionedImages
-from lightning_dalle.data.sample_files import SampleError
+from lightning_dalle.data.files.images import CaptionedImagesDataModule
+from lightning_dalle.data.files.samples import SampleError
 from tests.unit.data.image_files import encoded, write_folder, write_pair, write_shard
 
 
-def images(path: Path, **settings: Any) -> CaptionedImages:
-    return CaptionedImages(path=path, **{"image_size": 8, "batch_size": 2, "val_share": 0.2, **settings})
+def images(path: Path, **settings: Any) -> CaptionedImagesDataModule:
+    return CaptionedImagesDataModule(path=path, **{"image_size": 8, "batch_size": 2, "val_share": 0.2, **settings})
 
 
-def all_captions(data: CaptionedImages) -> list[str]:
+def all_captions(data: CaptionedImagesDataModule) -> list[str]:
     return sorted(data.captions("train") + data.captions("val"))
 
 
@@ -121,7 +121,7 @@ def test_an_image_whose_pixels_are_broken_is_replaced_and_named(
         assert caplog.text.count("skipped cut: the image cannot be decoded") == 1
 
 
-def loader(data: CaptionedImages, split: str) -> Any:
+def loader(data: CaptionedImagesDataModule, split: str) -> Any:
     """Everything of a split."""
     return data._plain_loader(split)
 

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_dalle.data.captioned_videos import CaptionedVideos
-from lightning_dalle.data.sample_files import SampleError
+from lightning_dalle.data.files.samples import SampleError
+from lightning_dalle.data.files.videos import CaptionedVideosDataModule
 from tests.unit.data.clip_files import animation, frames, video, write_clip, write_clip_shard, write_clips
 
 
-def videos(path: Path, **settings: Any) -> CaptionedVideos:
+def videos(path: Path, **settings: Any) -> CaptionedVideosDataModule:
     defaults = {"frames": 8, "height": 12, "width": 16, "batch_size": 2, "val_share": 0.2}
-    return CaptionedVideos(path=path, **{**defaults, **settings})
+    return CaptionedVideosDataModule(path=path, **{**defaults, **settings})
 
 
-def all_captions(data: CaptionedVideos) -> list[str]:
+def all_captions(data: CaptionedVideosDataModule) -> list[str]:
     return sorted(data.captions("train") + data.captions("val"))
 
 

@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from lightning_dalle.data.clip_decoding import ClipShape, clip_extent, decode_clip, decode_loop
+from lightning_dalle.data.files.decoding import ClipShape, clip_extent, decode_clip, decode_loop
 from tests.unit.data.clip_files import animation, frames, video
 
 SHAPE = ClipShape(8, 12, 16, 8.0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_dalle.data.image_decoding import decode_image, image_size
+from lightning_dalle.data.files.decoding import decode_image, image_size
 from tests.unit.data.image_files import encoded
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lightning_dalle.data.keyed_random import check_seed, keyed_numpy_generator
+from lightning_dalle.ops.random import check_seed, keyed_numpy_generator
 
 
 def test_a_key_always_gives_the_same_stream_and_another_key_another() -> None:

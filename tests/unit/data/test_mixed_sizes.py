@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_dalle.data.captioned_videos import CaptionedVideos
-from lightning_dalle.data.clip_decoding import ClipExtent, ClipShape
-from lightning_dalle.data.mixed_sizes import MixedSizes
+from lightning_dalle.data.files.bucketing import MixedSizes
+from lightning_dalle.data.files.decoding import ClipExtent, ClipShape
+from lightning_dalle.data.files.videos import CaptionedVideosDataModule
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 from tests.unit.data.clip_files import animation, frames, video, write_clip, write_clip_shard
 from tests.unit.data.test_captioned_data_module import FakeTrainer
@@ -37,11 +37,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def videos(path: Path, **settings: Any) -> CaptionedVideos:
-    return CaptionedVideos(path=path, **{"val_share": 0.2, **SETTINGS, **settings})
+def videos(path: Path, **settings: Any) -> CaptionedVideosDataModule:
+    return CaptionedVideosDataModule(path=path, **{"val_share": 0.2, **SETTINGS, **settings})
 
 
-def train_loader(data: CaptionedVideos, epoch: int = 0, ranks: int = 1, rank: int = 0) -> Any:
+def train_loader(data: CaptionedVideosDataModule, epoch: int = 0, ranks: int = 1, rank: int = 0) -> Any:
     data.trainer = FakeTrainer(ranks, rank)  # type: ignore[assignment]
     loader = data.train_dataloader()
     loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
@@ -142,7 +142,8 @@ def test_what_becomes_of_each_size_is_logged_before_training(folder: Path, caplo
         data.setup("fit")
     of_train, of_val = (Counter(int(caption.split()[-1]) % 3 for caption in data.captions(s)) for s in ("train", "val"))
     assert (
-        f"CaptionedVideos: clips: {of_train.total()} in train, {of_val.total()} in val; left out: none" in caplog.text
+        f"CaptionedVideosDataModule: clips: {of_train.total()} in train, {of_val.total()} in val; left out: none"
+        in caplog.text
     )
     for split, counts in (("train", of_train), ("val", of_val)):
         assert f"\n{split}, 8 x 16 x 16: {counts[0]} taken, 0 of them padded, 0 dropped" in caplog.text

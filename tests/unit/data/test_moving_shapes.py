@@ -6,15 +6,15 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
-from lightning_dalle.data.captioned_data_module import CaptionedDataModule
-from lightning_dalle.data.moving_shapes import MovingShapes
-from lightning_dalle.data.moving_shapes_oracle import matches_each
-from lightning_dalle.data.shape_motions import held_out_motions, parse_motion
+from lightning_dalle.data.base import CaptionedDataModule
+from lightning_dalle.data.moving_shapes.data_module import MovingShapesDataModule
+from lightning_dalle.data.moving_shapes.motions import held_out_motions, parse_motion
+from lightning_dalle.data.moving_shapes.oracle import matches_each
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 
 
-def shapes(**settings: Any) -> MovingShapes:
-    return MovingShapes(**{"num_train": 40, "num_val": 10, "batch_size": 8, **settings})
+def shapes(**settings: Any) -> MovingShapesDataModule:
+    return MovingShapesDataModule(**{"num_train": 40, "num_val": 10, "batch_size": 8, **settings})
 
 
 @pytest.mark.parametrize(("frames", "height", "width"), [(8, 32, 32), (12, 32, 48)])
@@ -45,7 +45,7 @@ def test_held_out_motions_are_judged_and_never_trained_on() -> None:
 
 
 def test_clips_are_a_function_of_seed_split_and_index() -> None:
-    def content(data: MovingShapes, split: str) -> list[tuple[bytes, str]]:
+    def content(data: MovingShapesDataModule, split: str) -> list[tuple[bytes, str]]:
         samples = [data.dataset(split, training=True)[(0, index)] for index in range(10)]
         return [(sample["video"].numpy().tobytes(), sample["caption"]) for sample in samples]
 
@@ -61,7 +61,7 @@ def test_the_report_counts_what_is_taken_and_is_logged_before_training(caplog: p
         shapes().setup("test")
         assert caplog.messages == []
         shapes().setup("fit")
-    assert caplog.messages == [f"MovingShapes: {report}"]
+    assert caplog.messages == [f"MovingShapesDataModule: {report}"]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_command_line_sees_all_settings() -> None:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(CaptionedDataModule, "data")
     settings = {"num_train": 30, "batch_size": 3, "frames": 9, "width": 48, "seed": 4}
-    class_path = "lightning_dalle.data.moving_shapes.MovingShapes"
+    class_path = "lightning_dalle.data.moving_shapes.data_module.MovingShapesDataModule"
     parsed = parser.parse_object({"data": {"class_path": class_path, "init_args": settings}})
     data = parser.instantiate(parsed).data
     assert (data.batch_size, data.frames, data.width, data.seed, len(data.captions("train"))) == (3, 9, 48, 4, 30)

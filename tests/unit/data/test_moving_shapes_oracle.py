@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
-from lightning_dalle.data.moving_shapes_oracle import MotionReading, attribute_shares, matches_each, read_motions
-from lightning_dalle.data.shape_motions import MOTIONS, ShapeMotion, draw_motion, draw_motions
-from lightning_dalle.data.shapes import OBJECT_INDEX, ShapeObject, sprites
+from lightning_dalle.data.moving_shapes.motions import MOTIONS, ShapeMotion, draw_motion, draw_motions
+from lightning_dalle.data.moving_shapes.oracle import MotionReading, attribute_shares, matches_each, read_motions
+from lightning_dalle.data.shapes.scenes import OBJECT_INDEX, ShapeObject, sprites
 
 ALL_RIGHT = dict.fromkeys(("colour", "shape", "axis", "direction", "speed"), 1.0)
 BLUE_CROSS = ShapeMotion("blue", "cross", "right", "slowly")

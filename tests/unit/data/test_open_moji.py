@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from lightning_dalle.data import open_moji_pictures
-from lightning_dalle.data.open_moji import OpenMoji
-from lightning_dalle.data.open_moji_pictures import ATTRIBUTION, load_open_moji
+from lightning_dalle.data.emoji.openmoji import ATTRIBUTION, OpenMojiDataModule, load_open_moji
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +15,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drawings = open_moji_pictures._drawings()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(open_moji_pictures, "_drawings", lambda: drawings[::40])
-        OpenMoji(image_size=16, cache=folder).prepare_data()
+        OpenMojiDataModule(image_size=16, cache=folder).prepare_data()
     return folder
 
 
@@ -49,7 +48,7 @@ def test_they_are_drawn_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_splits_are_apart_and_complete(cache: Path) -> None:
-    data = OpenMoji(image_size=16, val_share=0.2, cache=cache)
+    data = OpenMojiDataModule(image_size=16, val_share=0.2, cache=cache)
     train, validation, everything = (set(data.captions(split)) for split in ("train", "val", "all"))
     assert not train & validation
     assert train | validation == everything
@@ -57,7 +56,7 @@ def test_splits_are_apart_and_complete(cache: Path) -> None:
 
 
 def test_larger_drawings_leave_room_to_crop(cache: Path) -> None:
-    data = OpenMoji(image_size=12, render_size=16, augmentation="discrete_vae", batch_size=4, cache=cache)
+    data = OpenMojiDataModule(image_size=12, render_size=16, augmentation="discrete_vae", batch_size=4, cache=cache)
     assert data.source("train").sample(0)[0].shape == (3, 16, 16)
     assert next(iter(data.train_dataloader()))["image"].shape == (4, 3, 12, 12)
 
@@ -69,11 +68,11 @@ def test_the_licence_asks_for_its_name() -> None:
 
 def test_wrong_settings_are_named(cache: Path) -> None:
     with pytest.raises(ValueError, match=r"image_size \(8\) must be at least 16"):
-        OpenMoji(image_size=8, cache=cache).setup()
+        OpenMojiDataModule(image_size=8, cache=cache).setup()
     with pytest.raises(ValueError, match=r"val_share \(2\) must be above 0"):
-        OpenMoji(val_share=2)
+        OpenMojiDataModule(val_share=2)
     with pytest.raises(ValueError, match=r"split \('test'\) must be one of train, val, all"):
-        OpenMoji(image_size=16, cache=cache).captions("test")
+        OpenMojiDataModule(image_size=16, cache=cache).captions("test")
 
 
 def test_without_its_packages_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 from torch.utils.data import Dataset, RandomSampler
 
-from lightning_dalle.data.resumable_loader import KeyedSampler, ResumableLoader
+from lightning_dalle.data.loader import KeyedSampler, ResumableLoader
 
 
 class Keys(Dataset):

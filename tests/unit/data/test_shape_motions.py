@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies
 
-from lightning_dalle.data.shape_motions import (
+from lightning_dalle.data.moving_shapes.motions import (
     DIRECTIONS,
     MOTIONS,
     NUM_HELD_OUT_MOTIONS,

@@ -1,20 +1,21 @@
 import numpy as np
 import pytest
 
-from lightning_dalle.data.shapes import (
+from lightning_dalle.data.shapes.scenes import (
     OBJECTS,
     RELATIONS,
     SIZES,
     Scene,
     ShapeObject,
     draw,
+    held_out_scenes,
     parse_caption,
     place,
     render,
     shape_mask,
     sprite_side,
+    trained_scenes,
 )
-from lightning_dalle.data.shapes_compositions import held_out_scenes, trained_scenes
 
 BLUE_SQUARE, RED_DIAMOND = ShapeObject("large", "blue", "square"), ShapeObject("small", "red", "diamond")
 

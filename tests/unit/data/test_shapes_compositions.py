@@ -3,9 +3,13 @@ from itertools import chain, product
 import numpy as np
 import pytest
 
-from lightning_dalle.data.shapes import COLOURS, OBJECTS, SHAPES, SIZES, Scene
-from lightning_dalle.data.shapes_compositions import (
+from lightning_dalle.data.shapes.scenes import (
+    COLOURS,
     NUM_HELD_OUT_OBJECTS,
+    OBJECTS,
+    SHAPES,
+    SIZES,
+    Scene,
     held_out_objects,
     held_out_scenes,
     is_trained,

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
-from lightning_dalle.data.shapes import OBJECTS, Scene, draw, render
-from lightning_dalle.data.shapes_compositions import held_out_scenes, trained_scenes
-from lightning_dalle.data.shapes_oracle import attribute_shares, matches, matches_each, read_scenes, read_shapes
+from lightning_dalle.data.shapes.oracle import attribute_shares, matches, matches_each, read_scenes, read_shapes
+from lightning_dalle.data.shapes.scenes import OBJECTS, Scene, draw, held_out_scenes, render, trained_scenes
 from lightning_dalle.ops.k_means import k_means, nearest_centre
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lightning_dalle.data.split_by_name import check_val_share, hash_unit, validation_mask
+from lightning_dalle.data.splits import check_val_share, hash_unit, validation_mask
 
 
 def test_the_split_depends_on_names_alone() -> None:

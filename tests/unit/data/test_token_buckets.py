@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.data.token_buckets import TokenBuckets, pad_clip
+from lightning_dalle.data.files.bucketing import TokenBuckets, pad_clip
 
 Size = tuple[int, int, int]
 sizes = st.lists(st.tuples(*[st.integers(1, 4)] * 3), min_size=1, max_size=30)

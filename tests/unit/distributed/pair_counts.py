@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from lightning_dalle.distributed.planned_tiles import PlannedTiles
+from lightning_dalle.distributed.context_parallel.schedule import PlannedTiles
 
 
 def as_positions(runs: Sequence[range]) -> Tensor:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_dalle.distributed.attention_plan import PlannedBlock, plan_blocks
-from lightning_dalle.distributed.sequence_layout import LayoutKind, SequenceLayout
-from lightning_dalle.distributed.sequence_mask import SequenceMask
-from lightning_dalle.ops.attention_pattern import AttentionPattern
+from lightning_dalle.distributed.context_parallel.layout import LayoutKind, SequenceLayout
+from lightning_dalle.distributed.context_parallel.mask import SequenceMask
+from lightning_dalle.distributed.context_parallel.schedule import PlannedBlock, plan_blocks
+from lightning_dalle.ops.attention.patterns import AttentionPattern
 from tests.distributed.sequences import LENGTH, MASKS, TEXT
 
 

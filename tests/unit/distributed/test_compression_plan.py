@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from lightning_dalle.distributed.compression_plan import plan_compression
+from lightning_dalle.distributed.powersgd.plan import plan_compression
 
 shapes = st.dictionaries(
     st.text("abc", min_size=1, max_size=4), st.lists(st.integers(0, 30), max_size=4).map(tuple), max_size=6
@@ -13,9 +13,11 @@ shapes = st.dictionaries(
 
 @given(shapes, st.integers(1, 20), st.floats(-3, 0.99), st.integers(0, 100))
 def test_every_tensor_is_planned_once_and_compression_saves_what_it_must(
-    shapes: dict[str, tuple[int, ...]], rank: int, minimum_rate: float, minimum_elements: int
+    shapes: dict[str, tuple[int, ...]], rank: int, min_compression_rate: float, minimum_elements: int
 ) -> None:
-    plan = plan_compression(shapes, rank=rank, minimum_rate=minimum_rate, minimum_elements=minimum_elements)
+    plan = plan_compression(
+        shapes, rank=rank, min_compression_rate=min_compression_rate, minimum_elements=minimum_elements
+    )
     places = [matrix.place for matrix in plan.matrices]
     assert sorted([*places, *plan.uncompressed]) == list(range(len(shapes)))
     assert plan.num_elements == sum(math.prod(shape) for shape in shapes.values())
@@ -23,12 +25,12 @@ def test_every_tensor_is_planned_once_and_compression_saves_what_it_must(
         numel = math.prod(shapes[matrix.name])
         assert 1 <= matrix.rank <= matrix.rows <= matrix.columns
         assert matrix.rows * matrix.columns == numel >= minimum_elements
-        assert 1 - matrix.num_sent / numel >= minimum_rate
+        assert 1 - matrix.num_sent / numel >= min_compression_rate
 
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=4))
 def test_matrix_is_a_view_with_no_more_rows_than_columns(shape: list[int]) -> None:
-    (matrix,) = plan_compression({"weight": shape}, rank=1, minimum_rate=-9).matrices
+    (matrix,) = plan_compression({"weight": shape}, rank=1, min_compression_rate=-9).matrices
     tensor = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
     viewed = matrix.matrix_of(tensor)
     assert viewed.shape == (matrix.rows, matrix.columns)
@@ -38,7 +40,7 @@ def test_matrix_is_a_view_with_no_more_rows_than_columns(shape: list[int]) -> No
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=4), st.integers(1, 9))
 def test_matrix_can_be_taken_as_it_is_below_full_rank(shape: list[int], rank: int) -> None:
-    (matrix,) = plan_compression({"weight": shape}, rank=rank, minimum_rate=-9, transpose=False).matrices
+    (matrix,) = plan_compression({"weight": shape}, rank=rank, min_compression_rate=-9, transpose=False).matrices
     tensor = torch.arange(math.prod(shape), dtype=torch.float32).view(shape)
     viewed = matrix.matrix_of(tensor)
     assert viewed.shape == (matrix.rows, matrix.columns)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lightning_dalle.distributed.context_attention import ContextAttention
-from lightning_dalle.distributed.sequence_layout import SequenceLayout
-from lightning_dalle.distributed.sequence_mask import SequenceMask
+from lightning_dalle.distributed.context_parallel.attention import ContextAttention
+from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
+from lightning_dalle.distributed.context_parallel.mask import SequenceMask
 from tests.distributed.sequences import LENGTH, MASKS, inputs, plain_attention
 
 

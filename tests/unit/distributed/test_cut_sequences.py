@@ -8,17 +8,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
-from lightning_dalle.distributed.context_groups import ContextGroups
-from lightning_dalle.distributed.cut_sequences import CutSequences
-from lightning_dalle.distributed.plan_hooks import attach_plan
-from lightning_dalle.distributed.sequence_plan import SequencePlan
-from lightning_dalle.ops.sequence_cut import sequence_mean, sequences_cut
+from lightning_dalle.distributed.context_parallel.comm import ContextGroups
+from lightning_dalle.distributed.context_parallel.hooks import attach_plan
+from lightning_dalle.distributed.context_parallel.plan import SequencePlan
+from lightning_dalle.distributed.context_parallel.session import ContextParallelSession
+from lightning_dalle.ops.sharded_sequence import sequence_mean, sharded_sequences
 
 LENGTH = 9
 
 
-def _sequences(**plan: Any) -> CutSequences:
-    return CutSequences(SequencePlan(**{"batch": {"tokens": 1}, **plan}), ContextGroups())
+def _sequences(**plan: Any) -> ContextParallelSession:
+    return ContextParallelSession(SequencePlan(**{"batch": {"tokens": 1}, **plan}), ContextGroups())
 
 
 def _batch() -> dict[str, Tensor]:
@@ -57,7 +57,7 @@ def test_prefix_documents_and_padding_are_those_of_the_plan() -> None:
     seen = _with_prefix() & (batch["documents"].unsqueeze(-1) == batch["documents"].unsqueeze(-2))
     seen = (seen & batch["real"].bool().unsqueeze(1)).unsqueeze(1)
     expected = scaled_dot_product_attention(query, query, query, attn_mask=seen)
-    sequences = _sequences(documents="documents", real_keys="real", prefix_length=3)
+    sequences = _sequences(documents="documents", key_padding_mask="real", prefix_length=3)
     for _ in range(2):
         with sequences.step(batch):
             result = scaled_dot_product_attention(query, query, query, is_causal=True)
@@ -108,7 +108,7 @@ def test_dropout_is_drawn_from_the_generator_and_scaled() -> None:
 
 
 def test_batches_may_be_tuples() -> None:
-    sequences = CutSequences(SequencePlan(batch={1: 0}), ContextGroups())
+    sequences = ContextParallelSession(SequencePlan(batch={1: 0}), ContextGroups())
     with sequences.step((torch.ones(2), torch.arange(LENGTH))) as own:
         _attend(_query())
     assert own[1].tolist() == list(range(LENGTH))
@@ -121,7 +121,7 @@ def _fail_within_a_step() -> None:
     attention = nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64)
     with _sequences().step(_batch()):
         scaled_dot_product_attention(query, query, query)
-        with sequences_cut(None):
+        with sharded_sequences(None):
             scaled_dot_product_attention(query, query, query, attn_mask=mask)
             attention(*[query[:, 0]] * 3, need_weights=True)
             dropout(query, 0.5)

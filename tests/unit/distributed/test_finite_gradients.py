@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lightning_dalle.distributed.finite_gradients import groups_finite_on_all_ranks
+from lightning_dalle.plugins.gradient_scales import groups_finite_on_all_ranks
 from tests.ranks import run_ranks
 
 CPU = torch.device("cpu")

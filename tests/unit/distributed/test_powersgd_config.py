@@ -2,15 +2,15 @@ from typing import Any
 
 import pytest
 
-from lightning_dalle.distributed.powersgd_config import PowerSGDConfig
+from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ({"rank": 0}, r"rank \(0\) must be at least 1"),
-        ({"minimum_rate": 1.0}, r"minimum_rate \(1.0\) must be below 1"),
-        ({"uncompressed_steps": -1}, r"uncompressed_steps \(-1\) must be at least 0"),
+        ({"min_compression_rate": 1.0}, r"min_compression_rate \(1.0\) must be below 1"),
+        ({"start_powersgd_iter": -1}, r"start_powersgd_iter \(-1\) must be at least 0"),
         ({"wire_format": "fp8"}, r"format \('fp8'\) is unknown; it is one of fp32, bf16, 1-6-9"),
         ({"residual_format": "fp8"}, r"format \('fp8'\) is unknown"),
     ],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.distributed.sequence_layout import LayoutKind, SequenceLayout
+from lightning_dalle.distributed.context_parallel.layout import LayoutKind, SequenceLayout
 
 KINDS = get_args(LayoutKind)
 

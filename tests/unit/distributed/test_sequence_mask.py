@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.distributed.sequence_mask import SequenceMask
-from lightning_dalle.ops.attention_pattern import AttentionPattern
+from lightning_dalle.distributed.context_parallel.mask import SequenceMask
+from lightning_dalle.ops.attention.patterns import AttentionPattern
 from tests.distributed.sequences import LENGTH, MASKS
 
 runs = st.tuples(st.integers(0, LENGTH - 1), st.integers(1, 60)).map(

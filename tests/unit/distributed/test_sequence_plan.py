@@ -1,6 +1,6 @@
 import pytest
 
-from lightning_dalle.distributed.sequence_plan import SequencePlan
+from lightning_dalle.distributed.context_parallel.plan import SequencePlan
 
 
 def test_plan_that_cuts_nothing_is_refused() -> None:

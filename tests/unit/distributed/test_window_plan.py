@@ -5,9 +5,9 @@ from typing import get_args
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.distributed.sequence_layout import LayoutKind, SequenceLayout
-from lightning_dalle.distributed.window_plan import plan_window
-from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
+from lightning_dalle.distributed.context_parallel.layout import LayoutKind, SequenceLayout
+from lightning_dalle.distributed.context_parallel.schedule import plan_window
+from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
 from tests.unit.distributed.pair_counts import add_counts, as_positions
 
 KINDS: list[PatternKind] = ["row", "convolution"]

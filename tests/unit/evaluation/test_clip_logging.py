@@ -6,8 +6,8 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
-from lightning_dalle.data.clip_decoding import ClipShape, decode_clip
-from lightning_dalle.evaluation.clip_logging import clip_grid, log_clip
+from lightning_dalle.data.files.decoding import ClipShape, decode_clip
+from lightning_dalle.evaluation.logging import clip_grid, log_clip
 from tests.offline_wandb import offline_wandb
 from tests.unit.evaluation.test_image_logging import _FigureLogger
 

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lightning_dalle.data.clip_decoding import ClipShape, decode_clip
-from lightning_dalle.evaluation.clip_writing import write_clip
+from lightning_dalle.data.files.decoding import ClipShape, decode_clip
+from lightning_dalle.evaluation.logging import write_clip
 
 
 @pytest.fixture

@@ -12,10 +12,14 @@ from torch import Tensor, nn
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from lightning_dalle.evaluation.effnet_lite0 import EffnetLite0Extractor
-from lightning_dalle.evaluation.extractors import ModuleExtractor, load_extractor
-from lightning_dalle.evaluation.feature_extractor import FeatureExtractor
-from lightning_dalle.evaluation.inception import WEIGHTS_VARIABLE, InceptionExtractor
+from lightning_dalle.evaluation.extractors import (
+    WEIGHTS_VARIABLE,
+    EffnetLite0Extractor,
+    InceptionExtractor,
+    ModuleExtractor,
+    load_extractor,
+)
+from lightning_dalle.evaluation.features import FeatureExtractor
 
 
 class _TinyNetwork(nn.Module):

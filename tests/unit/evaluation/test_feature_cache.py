@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_dalle.evaluation.feature_cache import FeatureCache
+from lightning_dalle.evaluation.features import FeatureCache
 
 
 class _CountingExtractor:

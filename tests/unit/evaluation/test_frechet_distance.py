@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from lightning_dalle.evaluation.frechet_distance import frechet_distance
+from lightning_dalle.evaluation.scores import frechet_distance
 
 
 class _Features(nn.Identity):

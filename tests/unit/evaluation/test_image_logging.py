@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from lightning_dalle.evaluation.image_logging import log_image
+from lightning_dalle.evaluation.logging import log_image
 from tests.offline_wandb import offline_wandb
 
 

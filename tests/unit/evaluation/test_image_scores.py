@@ -3,8 +3,8 @@ import torch
 from torch import Tensor
 from torchmetrics.image.kid import poly_mmd
 
-from lightning_dalle.evaluation.feature_extractor import ImageFeatures
-from lightning_dalle.evaluation.image_scores import image_scores
+from lightning_dalle.evaluation.features import ImageFeatures
+from lightning_dalle.evaluation.scores import image_scores
 
 
 def _features(num_images: int, seed: int, num_classes: int = 0) -> ImageFeatures:
@@ -34,7 +34,7 @@ def test_kernel_distance_takes_seeded_subsets_and_leaves_the_random_state_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Of full size, but fewer: the mean of a hundred takes seconds.
-    monkeypatch.setattr("lightning_dalle.evaluation.image_scores.NUM_SUBSETS", 5)
+    monkeypatch.setattr("lightning_dalle.evaluation.scores.NUM_SUBSETS", 5)
     real, generated = _features(1010, seed=0), _features(1005, seed=1)
     state = torch.get_rng_state()
     first = image_scores(real, generated, "mine", seed=3)

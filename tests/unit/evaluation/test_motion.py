@@ -1,6 +1,6 @@
 import torch
 
-from lightning_dalle.evaluation.motion import frame_difference
+from lightning_dalle.evaluation.clip_features import frame_difference
 
 
 def test_differences_of_neighbours_are_averaged_clip_by_clip() -> None:

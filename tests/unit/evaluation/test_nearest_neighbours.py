@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_dalle.evaluation.nearest_neighbours import caption_match_share, nearest_neighbours
+from lightning_dalle.evaluation.scores import caption_match_share, nearest_neighbours
 
 
 def test_equals_a_search_over_all_pairs_in_any_chunks() -> None:

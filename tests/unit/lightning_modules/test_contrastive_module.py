@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule
-from lightning_dalle.lightning_modules.contrastive_training import ContrastiveTraining
+from lightning_dalle.lightning_modules.contrastive_training import ContrastiveTrainingConfig
 from lightning_dalle.models.contrastive import ContrastiveConfig, OpenClipConfig, append_end_of_text
 
 pytestmark = [
@@ -25,7 +25,7 @@ CAPTIONS = ["red diamond", "blue square", "green diamond", "red square"]
 NETWORK = ContrastiveConfig(
     image_size=32, embed_dim=16, vision_width=4, text_tokens=10, text_width=16, text_heads=2, text_layers=1
 )
-TRAINING = ContrastiveTraining(learning_rate=1e-3, warmup_updates=1, total_updates=10)
+TRAINING = ContrastiveTrainingConfig(learning_rate=1e-3, warmup_updates=1, total_updates=10)
 VISION_TRANSFORMER: dict[str, Any] = {
     "embed_dim": 16,
     "vision_cfg": {"layers": 1, "width": 16, "head_width": 8, "patch_size": 8, "image_size": 32},
@@ -273,7 +273,7 @@ def test_pretrained_beside_a_folder_is_refused() -> None:
 )
 def test_training_settings_out_of_range_are_refused(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"{setting} \({value}\) must"):
-        ContrastiveTraining(**{setting: value})  # type: ignore[arg-type]
+        ContrastiveTrainingConfig(**{setting: value})  # type: ignore[arg-type]
 
 
 def test_lists_from_yaml_make_the_same_configuration() -> None:

@@ -13,15 +13,15 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
-from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule, DiscreteVAETraining
+from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule, DiscreteVAETrainingConfig
 from lightning_dalle.models.discrete_vae import DiscreteVAEConfig
-from lightning_dalle.ops.logit_laplace import map_pixels
+from lightning_dalle.ops.dvae_losses import map_pixels
 from lightning_dalle.ops.schedules import CosineSchedule
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
 NETWORK = DiscreteVAEConfig(image_size=8, codebook_size=12, hidden_width=8, num_groups=2, blocks_per_group=1)
-TRAINING = DiscreteVAETraining(
+TRAINING = DiscreteVAETrainingConfig(
     step_size=CosineSchedule(start=1e-2, end=1e-3, updates=4),
     kl_weight=CosineSchedule(start=0.5, end=2.0, updates=4),
     temperature=CosineSchedule(start=1.0, end=0.5, updates=4),
@@ -225,7 +225,7 @@ def test_configurations_may_be_mappings() -> None:
 
 
 def test_defaults_are_those_of_the_paper() -> None:
-    training = DiscreteVAETraining()
+    training = DiscreteVAETrainingConfig()
     ends = [(s.start, s.end, s.updates) for s in (training.step_size, training.kl_weight, training.temperature)]
     assert ends == [(1e-4, 1.25e-6, 1_200_000), (0, 6.6, 5_000), (1, 1 / 16, 150_000)]
     assert (training.weight_decay, training.dequantise) == (1e-4, False)
@@ -270,7 +270,7 @@ def test_patch_codebook_without_a_data_module_is_refused() -> None:
 )
 def test_temperatures_of_zero_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        DiscreteVAETraining(**changes)
+        DiscreteVAETrainingConfig(**changes)
 
 
 def test_layout_in_memory_does_not_change_the_codes(module: DiscreteVAEModule) -> None:

@@ -12,8 +12,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch import Trainer
 
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
-from lightning_dalle.models.open_clip_text_encoder import OpenClipTextEncoder
-from lightning_dalle.models.text_encoder_protocol import TextEncoder
+from lightning_dalle.models.text_encoders import OpenClipTextEncoder, TextEncoder
 from tests.unit.lightning_modules.tiny_video_dit import CAPTIONS, NETWORK, TRAINER, TRAINING, loader, tiny_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from lightning_dalle.commands.trainer import SuiteCLI
 from lightning_dalle.lightning_modules.configuration import as_config
-from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule, DiscreteVAETraining
+from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule, DiscreteVAETrainingConfig
 from lightning_dalle.models.discrete_vae import DiscreteVAEConfig
 
 
@@ -23,7 +23,7 @@ def recipe() -> dict[str, Any]:
 def test_recipe_is_the_defaults_written_out(recipe: dict[str, Any]) -> None:
     arguments = recipe["model"]["init_args"]
     assert as_config(DiscreteVAEConfig, arguments["network"], "network") == DiscreteVAEConfig()
-    assert as_config(DiscreteVAETraining, arguments["training"], "training") == DiscreteVAETraining()
+    assert as_config(DiscreteVAETrainingConfig, arguments["training"], "training") == DiscreteVAETrainingConfig()
 
 
 def test_recipe_has_the_batch_of_the_paper(recipe: dict[str, Any]) -> None:

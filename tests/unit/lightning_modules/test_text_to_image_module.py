@@ -11,9 +11,9 @@ import torch
 from lightning.pytorch import Trainer
 from torch.nn.functional import cross_entropy
 
-from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule, DiscreteVAETraining
+from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule, DiscreteVAETrainingConfig
 from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule
-from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTraining
+from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTrainingConfig
 from tests.rounding import assert_only_rounded
 from tests.unit.lightning_modules.tiny_text_to_image import (
     CAPTIONS,
@@ -155,7 +155,7 @@ def test_validation_test_and_prediction_log_and_draw(module: TextToImageModule) 
 
 
 def test_plateau_follows_the_validation_loss_in_a_trainer() -> None:
-    training = TextToImageTraining(learning_rate=1.0, warmup_updates=1, plateau_interval=2, plateau_patience=0)
+    training = TextToImageTrainingConfig(learning_rate=1.0, warmup_updates=1, plateau_interval=2, plateau_patience=0)
     module = tiny_module(training=training)
     for parameter in module.network.parameters():
         parameter.requires_grad_(False)
@@ -186,7 +186,7 @@ def test_checkpoint_is_complete_and_plain(module: TextToImageModule, checkpoint:
 
 
 def test_discrete_vae_comes_from_its_checkpoint_or_as_a_network(tmp_path: Path) -> None:
-    vae_module = DiscreteVAEModule(VAE, DiscreteVAETraining())
+    vae_module = DiscreteVAEModule(VAE, DiscreteVAETrainingConfig())
     trainer = Trainer(**TRAINER)
     trainer.strategy.connect(vae_module)
     trainer.save_checkpoint(tmp_path / "vae.ckpt")

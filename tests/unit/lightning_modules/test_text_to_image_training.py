@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from lightning_dalle.lightning_modules.text_to_image_training import (
-    TextToImageTraining,
+    TextToImageTrainingConfig,
     build_optimizer,
     build_schedulers,
     cosine_factor,
@@ -33,7 +33,7 @@ TINY = SparseTransformerConfig(
 
 
 def test_defaults_are_the_paper_s() -> None:
-    training = TextToImageTraining()
+    training = TextToImageTrainingConfig()
     assert (training.learning_rate, training.warmup_updates, training.plateau_halvings) == (4.5e-4, 5000, 5)
     assert (training.beta1, training.beta2, training.epsilon, training.weight_decay) == (0.9, 0.96, 1e-8, 4.5e-2)
     assert training.text_loss_weight == 1 / 8
@@ -43,7 +43,7 @@ def test_defaults_are_the_paper_s() -> None:
 def test_paper_s_recipe_writes_the_defaults_out() -> None:
     recipe = yaml.safe_load((files("lightning_dalle") / "recipes/paper/text_to_image.yaml").read_text())
     parts = recipe["model"]["init_args"]
-    assert TextToImageTraining(**parts["training"]) == TextToImageTraining()
+    assert TextToImageTrainingConfig(**parts["training"]) == TextToImageTrainingConfig()
     network = SparseTransformerConfig(**parts["network"])
     assert network == dataclasses.replace(SparseTransformerConfig(), activation_checkpointing=True)
     assert set(parts["network"]) == {field.name for field in dataclasses.fields(SparseTransformerConfig)}
@@ -51,7 +51,7 @@ def test_paper_s_recipe_writes_the_defaults_out() -> None:
 
 def test_weight_decay_spares_gains_biases_and_embeddings() -> None:
     network = SparseTransformer(TINY)
-    decayed, spared = build_optimizer(network, TextToImageTraining()).param_groups
+    decayed, spared = build_optimizer(network, TextToImageTrainingConfig()).param_groups
     names = {parameter: name for name, parameter in network.named_parameters()}
     assert {names[p] for p in decayed["params"]} == {
         f"{module}.weight" for module, kind in network.named_modules() if isinstance(kind, torch.nn.Linear)
@@ -62,7 +62,7 @@ def test_weight_decay_spares_gains_biases_and_embeddings() -> None:
 
 def test_16_bit_moments_are_those_of_the_matrices_in_the_layers() -> None:
     network = SparseTransformer(dataclasses.replace(TINY, num_heads=8, head_dim=8, text_vocabulary_size=200))
-    optimizer = build_optimizer(network, TextToImageTraining(moments="16bit"))
+    optimizer = build_optimizer(network, TextToImageTrainingConfig(moments="16bit"))
     for parameter in network.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
@@ -71,7 +71,7 @@ def test_16_bit_moments_are_those_of_the_matrices_in_the_layers() -> None:
     }
     layers = {name for name, value in network.named_parameters() if name.startswith("layers.") and value.ndim == 2}
     assert packed == layers
-    plain = build_optimizer(network, TextToImageTraining())
+    plain = build_optimizer(network, TextToImageTrainingConfig())
     ours, theirs = optimizer.param_groups, plain.param_groups
     assert [group["params"] for group in ours] == [group["params"] for group in theirs]
     for key in ("lr", "betas", "eps", "weight_decay"):
@@ -80,7 +80,7 @@ def test_16_bit_moments_are_those_of_the_matrices_in_the_layers() -> None:
 
 def test_muon_takes_the_matrices_in_the_layers_and_adamw_the_rest() -> None:
     network = SparseTransformer(TINY)
-    optimizer = build_optimizer(network, TextToImageTraining(optimizer="muon", learning_rate=0.01))
+    optimizer = build_optimizer(network, TextToImageTrainingConfig(optimizer="muon", learning_rate=0.01))
     layers = {parameter for parameter in network.layers.parameters() if parameter.ndim == 2}
     inner, heads, spared = (group["params"] for group in optimizer.param_groups)
     assert set(inner) == layers
@@ -101,7 +101,7 @@ def build_muon_of_shards(rank: int) -> str:
     network = SparseTransformer(TINY)
     fully_shard(network, mesh=init_device_mesh("cpu", (1,)))
     try:
-        build_optimizer(network, TextToImageTraining(optimizer="muon"))
+        build_optimizer(network, TextToImageTrainingConfig(optimizer="muon"))
     except ValueError as error:
         return str(error)
     return ""
@@ -120,7 +120,7 @@ def test_cosine_rises_over_the_warm_up_and_ends_at_zero() -> None:
     assert cosine_factor(0, 0, 10) == 1
 
 
-def _steps(training: TextToImageTraining) -> tuple[torch.optim.Optimizer, Any]:
+def _steps(training: TextToImageTrainingConfig) -> tuple[torch.optim.Optimizer, Any]:
     optimizer = build_optimizer(SparseTransformer(TINY), training)
     plateau, ramp = (entry["scheduler"] for entry in build_schedulers(optimizer, training, "val/loss"))
     optimizer.step()
@@ -137,7 +137,7 @@ def _steps(training: TextToImageTraining) -> tuple[torch.optim.Optimizer, Any]:
 
 
 def test_plateau_warms_up_and_halves_five_times_at_most() -> None:
-    training = TextToImageTraining(learning_rate=1.0, warmup_updates=4, plateau_patience=1)
+    training = TextToImageTrainingConfig(learning_rate=1.0, warmup_updates=4, plateau_patience=1)
     optimizer, update = _steps(training)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
     assert [update() for _ in range(6)] == pytest.approx([0.4, 0.6, 0.8, 1.0, 1.0, 1.0])
@@ -150,7 +150,7 @@ def test_plateau_warms_up_and_halves_five_times_at_most() -> None:
 
 
 def test_plateau_is_looked_for_at_its_interval() -> None:
-    training = TextToImageTraining(warmup_updates=0, plateau_interval=7)
+    training = TextToImageTrainingConfig(warmup_updates=0, plateau_interval=7)
     (plateau,) = build_schedulers(build_optimizer(SparseTransformer(TINY), training), training, "val/loss")
     assert (plateau["monitor"], plateau["interval"], plateau["frequency"]) == ("val/loss", "step", 7)
 
@@ -182,4 +182,4 @@ def test_plateau_is_looked_for_at_its_interval() -> None:
 )
 def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TextToImageTraining(**settings)
+        TextToImageTrainingConfig(**settings)

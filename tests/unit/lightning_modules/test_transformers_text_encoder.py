@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
-from lightning_dalle.models.evaluation_mode import evaluation_mode
-from lightning_dalle.models.text_encoder_protocol import TextEncoder
+from lightning_dalle.models.modes import evaluation_mode
+from lightning_dalle.models.text_encoders import TextEncoder
 from tests.unit.lightning_modules.tiny_video_dit import CAPTIONS, TRAINER, loader, tiny_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")

@@ -8,20 +8,22 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_dalle.data.moving_shapes import MovingShapes
-from lightning_dalle.lightning_modules.video_autoencoder_module import VideoAutoencoderModule, VideoAutoencoderTraining
-from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoderConfig
-from lightning_dalle.models.video_autoencoder_protocol import VideoAutoencoder
+from lightning_dalle.data.moving_shapes.data_module import MovingShapesDataModule
+from lightning_dalle.lightning_modules.video_autoencoder_module import (
+    VideoAutoencoderModule,
+    VideoAutoencoderTrainingConfig,
+)
+from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoderConfig, VideoAutoencoder
 from lightning_dalle.ops.schedules import CosineSchedule
 from tests.foreign_module import LIGHTNING_WARNINGS, QUIET
 
 pytestmark = LIGHTNING_WARNINGS
 NETWORK = CausalVideoAutoencoderConfig(time_compression=2, space_compression=4, hidden_width=6)
-TRAINING = VideoAutoencoderTraining(step_size=CosineSchedule(start=1e-2, end=1e-3, updates=40))
+TRAINING = VideoAutoencoderTrainingConfig(step_size=CosineSchedule(start=1e-2, end=1e-3, updates=40))
 
 
-def shapes() -> MovingShapes:
-    return MovingShapes(frames=3, height=24, width=24, num_train=320, num_val=16, batch_size=8)
+def shapes() -> MovingShapesDataModule:
+    return MovingShapesDataModule(frames=3, height=24, width=24, num_train=320, num_val=16, batch_size=8)
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +88,14 @@ def test_noise_is_keyed_by_seed_and_step(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_clips_of_a_wrong_length_stop_the_run_with_the_way_out() -> None:
-    data = MovingShapes(frames=4, height=24, width=24, num_train=8, num_val=8, batch_size=8)
+    data = MovingShapesDataModule(frames=4, height=24, width=24, num_train=8, num_val=8, batch_size=8)
     with pytest.raises(ValueError, match=r"frames \(4\) must be 1 more than a multiple of .* take 3 or 5"):
         Trainer(**QUIET, max_steps=1, num_sanity_val_steps=0).fit(VideoAutoencoderModule(NETWORK), data)
 
 
 def test_negative_noise_is_refused() -> None:
     with pytest.raises(ValueError, match=r"latent_noise \(-0.1\) must be at least 0"):
-        VideoAutoencoderTraining(latent_noise=-0.1)
+        VideoAutoencoderTrainingConfig(latent_noise=-0.1)
 
 
 def test_configurations_may_be_mappings() -> None:

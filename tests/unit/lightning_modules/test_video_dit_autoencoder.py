@@ -12,10 +12,13 @@ from lightning.pytorch import Trainer
 
 from lightning_dalle.commands.trainer import SuiteCLI
 from lightning_dalle.data.tokenizer import CaptionTokenizer
-from lightning_dalle.lightning_modules.video_autoencoder_module import VideoAutoencoderModule, VideoAutoencoderTraining
+from lightning_dalle.lightning_modules.video_autoencoder_module import (
+    VideoAutoencoderModule,
+    VideoAutoencoderTrainingConfig,
+)
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoder, CausalVideoAutoencoderConfig
-from lightning_dalle.ops.rotary_grid import RotaryGridConfig
+from lightning_dalle.ops.rope import RotaryGridConfig
 from lightning_dalle.ops.schedules import CosineSchedule
 from tests.unit.lightning_modules.tiny_video_dit import (
     CAPTIONS,
@@ -34,7 +37,7 @@ SIZES = CausalVideoAutoencoderConfig(hidden_width=4, latent_channels=6)
 # 5 frames of 16 x 16 are 2 x 4 x 4 latents.
 PARTS: dict[str, Any] = {
     "network": dataclasses.replace(
-        NETWORK, channels=6, patch_size=(1, 2, 2), rotary=RotaryGridConfig(trained_grid=(2, 2, 2))
+        NETWORK, channels=6, patch_size=(1, 2, 2), rotary=RotaryGridConfig(original_max_position_embeddings=(2, 2, 2))
     ),
     "training": dataclasses.replace(TRAINING, clip_size=(5, 16, 16)),
 }
@@ -50,7 +53,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an autoencoder after two steps."""
     torch.manual_seed(5)
     step_size = CosineSchedule(start=1e-2, end=1e-2, updates=2)
-    module = VideoAutoencoderModule(SIZES, VideoAutoencoderTraining(step_size=step_size))
+    module = VideoAutoencoderModule(SIZES, VideoAutoencoderTrainingConfig(step_size=step_size))
     trainer = Trainer(**TRAINER, max_epochs=2)
     trainer.fit(module, loader(), loader())
     path = tmp_path_factory.mktemp("autoencoder") / "autoencoder.ckpt"
@@ -72,7 +75,7 @@ def test_an_autoencoder_s_checkpoint_serves_from_the_command_line_on(checkpoint:
     parts = {name: dataclasses.asdict(value) for name, value in {**PARTS, "text_encoder": TEXT}.items()}
     model = {"class_path": "VideoDiTModule", "init_args": {**parts, "autoencoder": str(checkpoint)}}
     # Any data module will do: the clips come from elsewhere.
-    data = {"class_path": "CaptionedShapes"}
+    data = {"class_path": "CaptionedShapesDataModule"}
     recipe = {"model": model, "data": data, "trainer": {"logger": False, "enable_checkpointing": False}}
     (tmp_path / "recipe.yaml").write_text(yaml.dump(recipe, Dumper=_PlainDumper))
     arguments = ["--config", str(tmp_path / "recipe.yaml"), f"--model.tokenizer={tmp_path / 'tokenizer.json'}"]

@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 
 from lightning_dalle.callbacks.protocols import CandidateGenerator
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
-from lightning_dalle.ops.rotary_grid import RotaryGridConfig
+from lightning_dalle.ops.rope import RotaryGridConfig
 from tests.unit.lightning_modules.tiny_video_dit import CAPTIONS, NETWORK, TRAINER, TRAINING, clips, loader, tiny_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
@@ -52,7 +52,9 @@ def test_generate_leaves_modes_and_the_global_stream_alone(module: VideoDiTModul
 
 def test_larger_and_longer_clips_need_policies_that_change_them(module: VideoDiTModule) -> None:
     size: dict[str, Any] = {"num_frames": 8, "width": 16, "generator": _generator(), **QUICK}
-    with pytest.raises(ValueError, match="time has 8 tokens, more than the 4 of trained_grid; choose policies"):
+    with pytest.raises(
+        ValueError, match="time has 8 tokens, more than the 4 of original_max_position_embeddings; choose policies"
+    ):
         module.generate(CAPTIONS[:1], **size)
     drawn = [
         module.generate(CAPTIONS[:1], policies=policies, **{**size, "generator": _generator()})
@@ -131,7 +133,9 @@ def test_bad_arguments_of_generate_are_named(module: VideoDiTModule, options: di
 
 
 def test_first_frame_needs_tokens_of_one_frame() -> None:
-    network = dataclasses.replace(NETWORK, patch_size=(2, 4, 4), rotary=RotaryGridConfig(trained_grid=(2, 2, 2)))
+    network = dataclasses.replace(
+        NETWORK, patch_size=(2, 4, 4), rotary=RotaryGridConfig(original_max_position_embeddings=(2, 2, 2))
+    )
     coarse = tiny_module(network=network, training=dataclasses.replace(TRAINING, first_frame_share=0.0))
     with pytest.raises(ValueError, match="first_frame needs tokens of one frame, but patch_size is"):
         coarse.generate(CAPTIONS, first_frame=clips()[:, :, 0], **QUICK)

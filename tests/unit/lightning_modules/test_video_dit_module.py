@@ -10,13 +10,12 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
-from lightning_dalle.data.token_buckets import TokenBuckets
+from lightning_dalle.data.files.bucketing import TokenBuckets
 from lightning_dalle.lightning_modules.video_dit_loss import flow_matching_loss
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
-from lightning_dalle.models.text_encoder_protocol import TextEncoder
-from lightning_dalle.models.video_dit import VideoDiT
-from lightning_dalle.models.video_dit_config import Prediction
-from lightning_dalle.ops.rotary_grid import RotaryGridConfig
+from lightning_dalle.models.text_encoders import TextEncoder
+from lightning_dalle.models.video_dit import Prediction, VideoDiT
+from lightning_dalle.ops.rope import RotaryGridConfig
 from tests.unit.lightning_modules.tiny_video_dit import (
     CAPTIONS,
     NETWORK,
@@ -134,7 +133,7 @@ def test_batches_of_several_sizes_are_packed() -> None:
     loss = _loss(module, {"video": videos, "caption": CAPTIONS})
     loss.backward()
     assert loss.isfinite()
-    with pytest.raises(ValueError, match="time has 6 tokens, more than the 4 of trained_grid"):
+    with pytest.raises(ValueError, match="time has 6 tokens, more than the 4 of original_max_position_embeddings"):
         _loss(module, {"video": clips(3, (6, 8, 8)), "caption": CAPTIONS})
 
 
@@ -219,7 +218,9 @@ def test_checkpoint_of_other_positions_is_refused(changes: dict[str, Any], messa
     trainer = Trainer(**TRAINER)
     trainer.strategy.connect(tiny_module())
     trainer.save_checkpoint(tmp_path / "module.ckpt", weights_only=True)
-    other = dataclasses.replace(NETWORK, rotary=RotaryGridConfig(**{"trained_grid": (4, 2, 2), **changes}))
+    other = dataclasses.replace(
+        NETWORK, rotary=RotaryGridConfig(**{"original_max_position_embeddings": (4, 2, 2), **changes})
+    )
     with pytest.raises(ValueError, match=f"trained with {message}.*load it with the settings it was trained with"):
         VideoDiTModule.load_from_checkpoint(tmp_path / "module.ckpt", weights_only=True, network=other)
     loaded = VideoDiTModule.load_from_checkpoint(tmp_path / "module.ckpt", weights_only=True)
@@ -234,12 +235,12 @@ def test_checkpoint_of_other_positions_is_refused(changes: dict[str, Any], messa
         (
             {"training": dataclasses.replace(TRAINING, clip_size=(6, 8, 8))},
             ValueError,
-            r"trained_grid \(4, 2, 2\) must be \(6, 2, 2\), the tokens of clips of clip_size \(6, 8, 8\)",
+            r"original_max_position_embeddings \(4, 2, 2\) must be \(6, 2, 2\), the tokens of clips of clip_size \(6, 8, 8\)",
         ),
         (
             {
                 "network": dataclasses.replace(
-                    NETWORK, patch_size=(2, 4, 4), rotary=RotaryGridConfig(trained_grid=(2, 2, 2))
+                    NETWORK, patch_size=(2, 4, 4), rotary=RotaryGridConfig(original_max_position_embeddings=(2, 2, 2))
                 )
             },
             ValueError,

@@ -23,7 +23,7 @@ def recipe() -> dict[str, Any]:
 def test_recipe_builds_through_the_command_line(recipe: dict[str, Any], tmp_path: Path) -> None:
     TOKENIZER.save(tmp_path / "tokenizer.json")
     # Any data module will do: the clips are of no account here.
-    recipe["data"] = {"class_path": "CaptionedShapes"}
+    recipe["data"] = {"class_path": "CaptionedShapesDataModule"}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     arguments = ["--config", str(tmp_path / "recipe.yaml"), f"--model.tokenizer={tmp_path / 'tokenizer.json'}"]
     policies = ["riflex", "direct", {"kind": "yarn", "fast_rotations": 2}]
@@ -37,7 +37,7 @@ def test_recipe_s_arithmetic(recipe: dict[str, Any]) -> None:
     module = VideoDiTModule(**parts, tokenizer=TOKENIZER.to_json())
     config, data = module.network.config, recipe["data"]["init_args"]
     assert module.training_config.clip_size == (data["frames"], data["height"], data["width"])
-    tokens = math.prod(config.rotary.trained_grid)
+    tokens = math.prod(config.rotary.original_max_position_embeddings)
     per_clip = tokens * config.depth * (84 * config.width**2 + 12 * tokens * config.width)
     assert per_clip == pytest.approx(1.2e9, rel=0.05)
     assert recipe["trainer"]["max_steps"] == parts["training"]["total_updates"]

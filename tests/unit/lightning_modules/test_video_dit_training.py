@@ -6,12 +6,16 @@ from typing import Any
 import pytest
 from torch import nn
 
-from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTraining, build_optimizer, build_scheduler
+from lightning_dalle.lightning_modules.video_dit_training import (
+    VideoDiTTrainingConfig,
+    build_optimizer,
+    build_scheduler,
+)
 
-TRAINING = VideoDiTTraining(clip_size=(4, 8, 8), learning_rate=0.5, warmup_updates=3, weight_decay=0.1)
+TRAINING = VideoDiTTrainingConfig(clip_size=(4, 8, 8), learning_rate=0.5, warmup_updates=3, weight_decay=0.1)
 
 
-def _rates(training: VideoDiTTraining, updates: int) -> list[float]:
+def _rates(training: VideoDiTTrainingConfig, updates: int) -> list[float]:
     optimizer = build_optimizer(nn.Linear(1, 1), training)
     scheduler = build_scheduler(optimizer, training)["scheduler"]
     rates = []

@@ -7,7 +7,7 @@ import torch
 
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule
-from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTraining
+from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTrainingConfig
 from lightning_dalle.models.discrete_vae import DiscreteVAEConfig
 from lightning_dalle.models.sparse_transformer import SparseTransformerConfig
 
@@ -23,7 +23,7 @@ NETWORK = SparseTransformerConfig(
     image_vocabulary_size=16,
     convolution_kernel_size=3,
 )
-TRAINING = TextToImageTraining(
+TRAINING = TextToImageTrainingConfig(
     learning_rate=1e-2, warmup_updates=2, schedule="cosine", total_updates=30, caption_dropout=0.25
 )
 CAPTIONS = ["a red diamond", "a blue square", "two green stars"]

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
-from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTraining
-from lightning_dalle.models.text_tower import TextTowerConfig
-from lightning_dalle.models.video_dit_config import VideoDiTConfig
-from lightning_dalle.ops.rotary_grid import RotaryGridConfig
+from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTrainingConfig
+from lightning_dalle.models.text_encoders import TextTowerConfig
+from lightning_dalle.models.video_dit import VideoDiTConfig
+from lightning_dalle.ops.rope import RotaryGridConfig
 
 NETWORK = VideoDiTConfig(
     depth=2,
@@ -22,9 +22,9 @@ NETWORK = VideoDiTConfig(
     patch_size=(1, 4, 4),
     text_width=16,
     time_features=16,
-    rotary=RotaryGridConfig(trained_grid=(4, 2, 2)),
+    rotary=RotaryGridConfig(original_max_position_embeddings=(4, 2, 2)),
 )
-TRAINING = VideoDiTTraining(
+TRAINING = VideoDiTTrainingConfig(
     clip_size=(4, 8, 8), learning_rate=1e-2, warmup_updates=2, caption_dropout=0.25, first_frame_share=0.5
 )
 TEXT = TextTowerConfig(depth=1, num_heads=1, head_dim=16, text_tokens=8, vocabulary_size=280)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from lightning_dalle.models.contrastive_loss import RepeatedCaptionClipLoss
+from lightning_dalle.models.contrastive import RepeatedCaptionClipLoss
 
 SCALE = torch.tensor(5.0)
 

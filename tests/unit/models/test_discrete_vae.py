@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
-from lightning_dalle.ops.logit_laplace import map_pixels
+from lightning_dalle.ops.dvae_losses import map_pixels
 
 TINY = DiscreteVAEConfig(image_size=16, codebook_size=12, hidden_width=8, num_groups=3, decoder_input_width=6)
 

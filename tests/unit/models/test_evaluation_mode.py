@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_dalle.models.evaluation_mode import evaluation_mode
+from lightning_dalle.models.modes import evaluation_mode
 
 
 def test_each_part_returns_to_its_own_mode() -> None:

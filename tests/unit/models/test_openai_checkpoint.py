@@ -11,7 +11,11 @@ import torch
 from torch import nn
 
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
-from lightning_dalle.models.openai_checkpoint import from_openai_state_dicts, load_openai, read_openai_state_dict
+from lightning_dalle.models.openai_checkpoint import (
+    from_openai_state_dicts,
+    load_openai_discrete_vae,
+    read_openai_state_dict,
+)
 
 SIZES = {"n_hid": 64, "n_blk_per_group": 1, "vocab_size": 512}
 CONFIG = DiscreteVAEConfig(image_size=32, hidden_width=64, blocks_per_group=1, codebook_size=512)
@@ -57,7 +61,7 @@ def test_pypi_package_loads_our_state_dicts_strictly() -> None:
 
 
 def test_whole_module_pickles_are_read(released: tuple[nn.Module, nn.Module], released_files: list[Path]) -> None:
-    network = load_openai(*released_files, image_size=32)
+    network = load_openai_discrete_vae(*released_files, image_size=32)
     assert_equal_outputs(network, *released)
     assert all(parameter.requires_grad for parameter in network.parameters())
 
@@ -83,7 +87,7 @@ def test_plain_state_dict_is_read(released: tuple[nn.Module, nn.Module], tmp_pat
     paths = [tmp_path / "encoder.pt", tmp_path / "decoder.pt"]
     for module, path in zip(released, paths, strict=True):
         torch.save(module.state_dict(), path)
-    assert_equal_outputs(load_openai(*paths, image_size=32), *released)
+    assert_equal_outputs(load_openai_discrete_vae(*paths, image_size=32), *released)
 
 
 class _Malicious:

@@ -7,8 +7,8 @@ import torch
 
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
 from lightning_dalle.models.patch_codebook import fit_patch_codebook
+from lightning_dalle.ops.dvae_losses import map_pixels
 from lightning_dalle.ops.k_means import k_means, nearest_centre
-from lightning_dalle.ops.logit_laplace import map_pixels
 from tests.rounding import assert_only_rounded
 
 CONFIG = DiscreteVAEConfig(

@@ -3,8 +3,11 @@ import torch
 from hypothesis import given, settings, strategies
 from torch import Tensor
 
-from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoder, CausalVideoAutoencoderConfig
-from lightning_dalle.models.video_autoencoder_protocol import VideoAutoencoder
+from lightning_dalle.models.video_autoencoder import (
+    CausalVideoAutoencoder,
+    CausalVideoAutoencoderConfig,
+    VideoAutoencoder,
+)
 
 
 def network_of(time_compression: int = 4, space_compression: int = 4, seed: int = 0) -> CausalVideoAutoencoder:

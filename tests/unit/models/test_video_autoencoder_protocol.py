@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_dalle.models.video_autoencoder_protocol import PixelAutoencoder, VideoAutoencoder
+from lightning_dalle.models.video_autoencoder import PixelAutoencoder, VideoAutoencoder
 
 
 def test_every_byte_comes_back_as_it_was() -> None:

@@ -7,12 +7,11 @@ import jaxtyping
 import pytest
 import torch
 
-from lightning_dalle.models.video_dit import VideoDiT
-from lightning_dalle.models.video_dit_config import Prediction, TextConditioning, VideoDiTConfig
+from lightning_dalle.models.video_dit import Prediction, TextConditioning, VideoDiT, VideoDiTConfig
 from lightning_dalle.ops.flow_matching import LEAST_TIME
 from lightning_dalle.ops.patchify import patchify
-from lightning_dalle.ops.rotary_grid import RotaryGridConfig
-from lightning_dalle.ops.rotary_scaling import NTKAware
+from lightning_dalle.ops.rope import RotaryGridConfig
+from lightning_dalle.ops.rope_scaling import NTKAware
 from tests.rounding import assert_only_rounded
 
 TINY = VideoDiTConfig(
@@ -24,7 +23,7 @@ TINY = VideoDiTConfig(
     patch_size=(1, 2, 2),
     text_width=6,
     time_features=8,
-    rotary=RotaryGridConfig(trained_grid=(4, 3, 4)),
+    rotary=RotaryGridConfig(original_max_position_embeddings=(4, 3, 4)),
 )
 JOINT = dataclasses.replace(TINY, conditioning="joint")
 CLEAN = dataclasses.replace(TINY, prediction="clean")
@@ -275,7 +274,9 @@ def test_bad_sizes_are_named(changes: dict[str, Any], message: str) -> None:
 def test_bad_clips_are_named() -> None:
     network = _network()
     clips, times, text = _clips()
-    with pytest.raises(ValueError, match=r"height has 4 tokens, more than the 3 of trained_grid; choose policies"):
+    with pytest.raises(
+        ValueError, match=r"height has 4 tokens, more than the 3 of original_max_position_embeddings; choose policies"
+    ):
         network(torch.zeros(3, 3, 4, 8, 8).double(), times, text)
     with pytest.raises(ValueError, match=r"width \(7\) must be a positive multiple of the patch's 2"):
         network(clips[..., :7], times, text)
@@ -286,7 +287,7 @@ def test_bad_clips_are_named() -> None:
 @pytest.mark.parametrize("conditioning", ["cross_attention", "joint"])
 def test_trained_policies_need_no_choice_beyond_the_trained_grid(conditioning: TextConditioning) -> None:
     policies = ("position_interpolation", "direct", "direct")
-    rotary = RotaryGridConfig(trained_grid=(4, 3, 4), policies=policies)
+    rotary = RotaryGridConfig(original_max_position_embeddings=(4, 3, 4), policies=policies)
     network = _network(dataclasses.replace(TINY, rotary=rotary, conditioning=conditioning))
     longer = _clips(1, (6, 6, 8))
     torch.testing.assert_close(network(*longer), network(*longer, policies=policies), rtol=0, atol=0)

@@ -5,10 +5,9 @@ import warnings
 import torch
 from torch import Tensor
 
-from lightning_dalle.models.video_dit import VideoDiT
-from lightning_dalle.models.video_dit_config import VideoDiTConfig
-from lightning_dalle.ops.packed_segments import PackedSegments
-from lightning_dalle.ops.rotary_grid import RotaryGridConfig, grid_rotation
+from lightning_dalle.models.video_dit import VideoDiT, VideoDiTConfig
+from lightning_dalle.ops.attention.packing import PackedSegments
+from lightning_dalle.ops.rope import RotaryGridConfig, grid_rotation
 from tests.rounding import assert_only_rounded
 
 with warnings.catch_warnings():
@@ -24,7 +23,7 @@ CONFIG = VideoDiTConfig(
     channels=4,
     text_width=6,
     time_features=8,
-    rotary=RotaryGridConfig(trained_grid=(3, 2, 3), axis_dims=(8, 4, 4)),
+    rotary=RotaryGridConfig(original_max_position_embeddings=(3, 2, 3), axis_dims=(8, 4, 4)),
 )
 # Ours by theirs; of lists, theirs one after another.
 OUTER = {
@@ -124,7 +123,9 @@ def test_whole_network_gives_the_same() -> None:
 
 
 def test_defaults_are_the_published_size() -> None:
-    config = VideoDiTConfig(rotary=RotaryGridConfig(trained_grid=(21, 30, 52), axis_dims=(44, 42, 42)))
+    config = VideoDiTConfig(
+        rotary=RotaryGridConfig(original_max_position_embeddings=(21, 30, 52), axis_dims=(44, 42, 42))
+    )
     with torch.device("meta"):
         ours, theirs = VideoDiT(config), _theirs(config)
     counts = [sum(parameter.numel() for parameter in network.parameters()) for network in (ours, theirs)]

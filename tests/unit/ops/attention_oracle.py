@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from lightning_dalle.ops.attention_dropout import dropout_factors
-from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
+from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
+from lightning_dalle.ops.random import dropout_factors
 
 KINDS: tuple[PatternKind, ...] = ("row", "column", "convolution", "causal", "full")
 DECODABLE_KINDS: tuple[PatternKind, ...] = ("row", "column", "convolution", "causal")

@@ -10,8 +10,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_dalle.ops import hardware
-from lightning_dalle.ops.attention import attend
-from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
+from lightning_dalle.ops.attention.api import attend
+from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
 from tests.rounding import FACTOR, assert_only_rounded
 from tests.unit.ops.attention_oracle import DECODABLE_KINDS, KINDS, Triple, masked_attention, random_inputs
 
@@ -225,7 +225,7 @@ def test_short_sequences_take_the_mask_and_give_the_same(kind: PatternKind, monk
     pattern = AttentionPattern(kind, 5, 4, 6, 3)
     inputs = random_inputs(pattern, torch.float64)
     structured = attend(*inputs, pattern)
-    monkeypatch.setattr("lightning_dalle.ops.attention.MASKED_LENGTH", pattern.length)
+    monkeypatch.setattr("lightning_dalle.ops.attention.api.MASKED_LENGTH", pattern.length)
     masked = attend(*inputs, pattern)
     torch.testing.assert_close(masked, structured, atol=1e-12, rtol=0)
     for one, other in zip(_gradients(masked, inputs), _gradients(structured, inputs), strict=True):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_dalle.ops.attention_dropout import dropout_factors
+from lightning_dalle.ops.random import dropout_factors
 
 
 def _factors(dropout: float, seed: int = 0, sequences: int = 8, queries: int = 128, keys: int = 256) -> torch.Tensor:

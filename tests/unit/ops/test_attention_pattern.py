@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
+from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
 from tests.unit.ops.attention_oracle import DECODABLE_KINDS
 
 # 6 text positions, then a 4 x 4 grid in raster order, one group of digits per grid row. Rows are queries.

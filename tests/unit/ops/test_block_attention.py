@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_dalle.ops import hardware
-from lightning_dalle.ops.block_attention import BlockMask, attend_block, attend_block_backward, share_of_second
+from lightning_dalle.ops.attention.kernels import BlockMask, attend_block, attend_block_backward, share_of_second
 
 QUERIES, KEYS = 7, 5
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_dalle.ops.candidate_groups import CandidateGroups
+from lightning_dalle.ops.attention.kv_cache import CandidateGroups
 
 
 @pytest.mark.parametrize("captions", [[0], [0, 1, 2], [0, 0, 0], [0, 0, 1, 1], [2, 0, 1, 0, 0], [0, 1, 1, 1, 0, 2]])

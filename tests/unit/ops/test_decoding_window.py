@@ -3,8 +3,8 @@
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
-from lightning_dalle.ops.decoding_window import DecodingWindow
+from lightning_dalle.ops.attention.kv_cache import DecodingWindow
+from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
 from tests.unit.ops.attention_oracle import DECODABLE_KINDS
 
 

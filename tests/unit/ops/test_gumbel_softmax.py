@@ -3,7 +3,7 @@
 import torch
 from torch.distributions import Categorical, kl_divergence
 
-from lightning_dalle.ops.gumbel_softmax import gumbel_noise, gumbel_softmax, kl_to_uniform
+from lightning_dalle.ops.dvae_losses import gumbel_noise, gumbel_softmax, kl_to_uniform
 
 
 def test_kl_equals_torch_distributions() -> None:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lightning_dalle.ops.attention import attend
-from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
-from lightning_dalle.ops.key_value_cache import KeyValueCache
+from lightning_dalle.ops.attention.api import attend
+from lightning_dalle.ops.attention.kv_cache import KeyValueCache
+from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
 from tests.unit.ops.attention_oracle import DECODABLE_KINDS, Triple, random_inputs
 
 PATTERN = AttentionPattern("column", 3, 3, 4)

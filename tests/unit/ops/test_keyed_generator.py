@@ -2,7 +2,7 @@
 
 import torch
 
-from lightning_dalle.ops.keyed_generator import keyed_generator
+from lightning_dalle.ops.random import keyed_generator
 
 
 def test_same_key_gives_the_same_stream_whatever_the_global_state() -> None:

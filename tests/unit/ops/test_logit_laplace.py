@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.ops.logit_laplace import dequantise, logit_laplace_log_density, map_pixels, unmap_pixels
+from lightning_dalle.ops.dvae_losses import dequantise, logit_laplace_log_density, map_pixels, unmap_pixels
 
 
 @pytest.mark.parametrize(("mu", "log_scale"), [(0.0, 0.0), (1.5, -2.0), (-3.0, 0.4), (2.0, -4.0)])

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.ops.attention import attend
-from lightning_dalle.ops.packed_segments import PackedSegments
+from lightning_dalle.ops.attention.api import attend
+from lightning_dalle.ops.attention.packing import PackedSegments
 from tests.rounding import assert_only_rounded
 
 lengths = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=4)

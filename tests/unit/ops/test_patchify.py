@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from lightning_dalle.ops.patchify import patchify, token_grid, unpatchify
-from lightning_dalle.ops.rotary_embedding import grid_coordinates
+from lightning_dalle.ops.rope import grid_coordinates
 
 sides = st.tuples(*[st.integers(1, 3)] * 3)
 

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from lightning_dalle.ops.patchify import Grid
-from lightning_dalle.ops.position_waves import position_waves, wave_frequencies
-from lightning_dalle.ops.rotary_grid import Policies, RotaryGridConfig, resolve_policies
+from lightning_dalle.ops.rope import Policies, RotaryGridConfig, position_waves, resolve_policies, wave_frequencies
 
 TRAINED = (4, 3, 5)
 WAVES = 24
@@ -18,7 +17,7 @@ DIRECT = ("direct",) * 3
 
 
 def _waves(grid: Grid, policies: Policies = DIRECT, trained: Grid = TRAINED, **changes: Any) -> torch.Tensor:
-    config = RotaryGridConfig(trained_grid=trained, **changes)
+    config = RotaryGridConfig(original_max_position_embeddings=trained, **changes)
     return position_waves(config, 32, grid, resolve_policies(policies), WAVES).unflatten(0, grid)
 
 

@@ -9,10 +9,10 @@ from hypothesis import example, given, settings, strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_dalle.ops.attention import MASKED_LENGTH, attend, attend_projected
-from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
-from lightning_dalle.ops.packed_segments import PackedSegments
-from lightning_dalle.ops.sequence_cut import sequences_cut
+from lightning_dalle.ops.attention.api import MASKED_LENGTH, attend, attend_projected
+from lightning_dalle.ops.attention.packing import PackedSegments
+from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
+from lightning_dalle.ops.sharded_sequence import sharded_sequences
 from tests.rounding import assert_only_rounded
 from tests.unit.ops.attention_oracle import KINDS
 
@@ -153,7 +153,7 @@ def test_a_whole_projection_reaches_a_cut_of_the_sequence_in_its_parts() -> None
 
     projected = _projection(4)
     # Of a process that holds 4 of the pattern's positions.
-    with sequences_cut(Cut()):  # type: ignore[arg-type]
+    with sharded_sequences(Cut()):  # type: ignore[arg-type]
         output = attend_projected(projected, TILED["row"])
     query, key, value = projected.unbind(2)
     assert torch.equal(output, (query + 10 * key + 100 * value).transpose(1, 2))

@@ -9,20 +9,22 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.ops.rotary_embedding import (
+from lightning_dalle.ops.rope import (
     Pairing,
+    RotaryGridConfig,
     Rotation,
+    grid_angles,
     grid_coordinates,
+    grid_rotation,
     half_split_order,
     rotary_angles,
     rotate,
 )
-from lightning_dalle.ops.rotary_grid import RotaryGridConfig, grid_angles, grid_rotation
-from lightning_dalle.ops.rotary_scaling import rotary_frequencies
+from lightning_dalle.ops.rope_scaling import rotary_frequencies
 
 GOLDEN_1D = json.loads((Path(__file__).parent / "rope_1d.json").read_text())
 GOLDEN_3D = json.loads((Path(__file__).parent / "rope_3d.json").read_text())
-AXES = RotaryGridConfig(trained_grid=(2, 3, 4))
+AXES = RotaryGridConfig(original_max_position_embeddings=(2, 3, 4))
 PAIRINGS: tuple[Pairing, ...] = ("interleaved", "half_split")
 
 
@@ -68,7 +70,7 @@ def test_golden_3d_angles() -> None:
 def test_golden_3d_scores() -> None:
     assert _score_3d((0, 0, 0), (0, 1, 0)) == pytest.approx(GOLDEN_3D["score_000_010"], abs=1e-12)
     assert _score_3d((0, 1, 2), (1, 2, 3)) == pytest.approx(GOLDEN_3D["score_012_123"], abs=1e-12)
-    halved = RotaryGridConfig(trained_grid=(2, 3, 4), coordinate_scale=(1, 0.5, 1))
+    halved = RotaryGridConfig(original_max_position_embeddings=(2, 3, 4), coordinate_scale=(1, 0.5, 1))
     expected = GOLDEN_3D["score_000_010_height_interpolated_x2"]
     assert _score_3d((0, 0, 0), (0, 1, 0), halved) == pytest.approx(expected, abs=1e-12)
 
@@ -156,7 +158,7 @@ def test_table_is_built_once_and_outlives_inference_mode() -> None:
 
 def test_config_of_plain_values_is_the_same_table() -> None:
     written: Any = {
-        "trained_grid": [2, 3, 4],
+        "original_max_position_embeddings": [2, 3, 4],
         "base": [1e4, 1e4, 1e4],
         "policies": ["direct", {"kind": "direct"}, "direct"],
     }
@@ -167,8 +169,14 @@ def test_config_of_plain_values_is_the_same_table() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trained_grid": (1, 2)}, r"trained_grid \(\(1, 2\)\) must have three values"),
-        ({"trained_grid": (0, 2, 2)}, r"trained_grid \(0, 2, 2\) must be positive"),
+        (
+            {"original_max_position_embeddings": (1, 2)},
+            r"original_max_position_embeddings \(\(1, 2\)\) must have three values",
+        ),
+        (
+            {"original_max_position_embeddings": (0, 2, 2)},
+            r"original_max_position_embeddings \(0, 2, 2\) must be positive",
+        ),
         ({"base": "10000"}, r"base \('10000'\) must have three values"),
         ({"coordinate_scale": (1.0, 0.0, 1.0)}, "coordinate_scale .* must be positive"),
         ({"axis_dims": (15, 9, 8)}, "axis_dims .* must be even"),
@@ -180,12 +188,12 @@ def test_config_of_plain_values_is_the_same_table() -> None:
 )
 def test_bad_settings_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RotaryGridConfig(**{"trained_grid": (2, 3, 4), **changes})
+        RotaryGridConfig(**{"original_max_position_embeddings": (2, 3, 4), **changes})
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match=r"head_dim \(24\) must be a multiple of 16"):
         AXES.split(24)
     with pytest.raises(ValueError, match=r"axis_dims \(8, 8, 8\) must add up to head_dim \(32\)"):
-        RotaryGridConfig(trained_grid=(2, 3, 4), axis_dims=(8, 8, 8)).split(32)
+        RotaryGridConfig(original_max_position_embeddings=(2, 3, 4), axis_dims=(8, 8, 8)).split(32)
     assert math.isclose(float(rotary_frequencies(2, 5.0)[0]), 1.0)

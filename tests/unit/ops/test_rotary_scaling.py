@@ -10,9 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.ops.rotary_embedding import grid_coordinates
-from lightning_dalle.ops.rotary_grid import RotaryGridConfig, grid_angles, grid_rotation, resolve_policies
-from lightning_dalle.ops.rotary_scaling import (
+from lightning_dalle.ops.rope import RotaryGridConfig, grid_angles, grid_coordinates, grid_rotation, resolve_policies
+from lightning_dalle.ops.rope_scaling import (
     POLICIES,
     Direct,
     ExtrapolationPolicy,
@@ -48,7 +47,7 @@ def test_end_points_align(trained: int, target: int, dim: int) -> None:
 
 @pytest.mark.parametrize("policy", GROWING)
 def test_an_axis_of_the_trained_length_or_of_one_point_keeps_its_angles(policy: ExtrapolationPolicy) -> None:
-    config = RotaryGridConfig(trained_grid=(5, 3, 4), policies=("direct", "direct", "direct"))
+    config = RotaryGridConfig(original_max_position_embeddings=(5, 3, 4), policies=("direct", "direct", "direct"))
     policies = (policy, "direct", "direct") if isinstance(policy, RIFLEx) else (policy, policy, policy)
     for grid in ((5, 3, 4), (1, 1, 1)):
         plain, _ = grid_angles(grid_coordinates(grid), config, 32, grid)
@@ -58,7 +57,7 @@ def test_an_axis_of_the_trained_length_or_of_one_point_keeps_its_angles(policy: 
 
 
 def test_policies_act_on_their_own_axis_alone() -> None:
-    config = RotaryGridConfig(trained_grid=(4, 4, 4))
+    config = RotaryGridConfig(original_max_position_embeddings=(4, 4, 4))
     plain, _ = grid_angles(grid_coordinates((8, 8, 8)), config, 32, (8, 8, 8))
     for axis, pairs in enumerate((slice(0, 4), slice(4, 10), slice(10, 16))):
         policies: list[Any] = ["direct"] * 3
@@ -87,13 +86,13 @@ def test_yarn_leaves_fast_pairs_interpolates_slow_ones_and_blends_between() -> N
 
 
 def test_yarn_s_temperature_reaches_the_rotation() -> None:
-    config = RotaryGridConfig(trained_grid=(2, 2, 2))
+    config = RotaryGridConfig(original_max_position_embeddings=(2, 2, 2))
     _, amplitudes = grid_angles(grid_coordinates((2, 4, 2)), config, 32, (2, 4, 2), ("yarn", "yarn", "yarn"))
     _assert_close(amplitudes, [1.0] * 4 + [0.1 * math.log(2) + 1] * 6 + [1.0] * 6)
 
 
 def test_temperature_lengthens_what_is_rotated() -> None:
-    config = RotaryGridConfig(trained_grid=(2, 2, 2), policies=("direct", "yarn", "direct"))
+    config = RotaryGridConfig(original_max_position_embeddings=(2, 2, 2), policies=("direct", "yarn", "direct"))
     rotation = grid_rotation(config, 32, (2, 4, 2))
     lengths = (rotation.cos.square() + rotation.sin.square()).sqrt()
     _assert_close(lengths[0, 5], [1.0] * 4 + [0.1 * math.log(2) + 1] * 6 + [1.0] * 6)

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_dalle.ops.rotary_embedding import grid_coordinates
-from lightning_dalle.ops.rotary_grid import RotaryGridConfig, grid_angles, grid_rotation
-from lightning_dalle.ops.rotary_scaling import Direct, PositionInterpolation
+from lightning_dalle.ops.rope import RotaryGridConfig, grid_angles, grid_coordinates, grid_rotation
+from lightning_dalle.ops.rope_scaling import Direct, PositionInterpolation
 from tests.rounding import assert_only_rounded
 
 with warnings.catch_warnings():
@@ -35,7 +34,9 @@ def test_cog_video_x_linspace_is_interpolation_by_ratio(trained_width: int) -> N
     grid = (13, 60, 2 * trained_width)
     theirs = get_3d_rotary_pos_embed(64, ((0, 0), (30, trained_width)), grid[1:], 13)
     ratio = PositionInterpolation("ratio")
-    config = RotaryGridConfig(trained_grid=(13, 30, trained_width), policies=(Direct(), ratio, ratio))
+    config = RotaryGridConfig(
+        original_max_position_embeddings=(13, 30, trained_width), policies=(Direct(), ratio, ratio)
+    )
     _assert_same(config, 64, grid, theirs)
     last_row = grid_angles(grid_coordinates(grid), config, 64, grid)[0][-1, 8]
     assert float(last_row) == pytest.approx(29.5, abs=1e-12)
@@ -43,12 +44,12 @@ def test_cog_video_x_linspace_is_interpolation_by_ratio(trained_width: int) -> N
 
 def test_cog_video_x_slice_is_direct() -> None:
     theirs = get_3d_rotary_pos_embed(64, None, (6, 8), 5, grid_type="slice", max_size=(10, 12))
-    _assert_same(RotaryGridConfig(trained_grid=(13, 10, 12)), 64, (5, 6, 8), theirs)
+    _assert_same(RotaryGridConfig(original_max_position_embeddings=(13, 10, 12)), 64, (5, 6, 8), theirs)
 
 
 def test_hunyuan_video() -> None:
     theirs = HunyuanVideoRotaryPosEmbed(2, 1, [16, 56, 56])(torch.empty(1, 4, 5, 12, 16))
-    config = RotaryGridConfig(trained_grid=(33, 6, 8), axis_dims=(16, 56, 56), base=(256, 256, 256))
+    config = RotaryGridConfig(original_max_position_embeddings=(33, 6, 8), axis_dims=(16, 56, 56), base=(256, 256, 256))
     _assert_same(config, 128, (5, 6, 8), theirs)
 
 
@@ -56,5 +57,5 @@ def test_hunyuan_video() -> None:
 def test_wan(head_dim: int) -> None:
     cos, sin = WanRotaryPosEmbed(head_dim, (1, 2, 2), 1024)(torch.empty(1, 4, 5, 12, 16))
     side = 2 * (head_dim // 6)
-    config = RotaryGridConfig(trained_grid=(21, 6, 8), axis_dims=(head_dim - 2 * side, side, side))
+    config = RotaryGridConfig(original_max_position_embeddings=(21, 6, 8), axis_dims=(head_dim - 2 * side, side, side))
     _assert_same(config, head_dim, (5, 6, 8), (cos[0, :, 0], sin[0, :, 0]))

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from lightning_dalle.ops.attention import attend
-from lightning_dalle.ops.attention_pattern import AttentionPattern
-from lightning_dalle.ops.sequence_cut import current_cut, own_positions, sequence_mean, sequences_cut
+from lightning_dalle.ops.attention.api import attend
+from lightning_dalle.ops.attention.patterns import AttentionPattern
+from lightning_dalle.ops.sharded_sequence import current_shard, local_positions, sequence_mean, sharded_sequences
 
 
 class _Recorder:
@@ -30,13 +30,13 @@ def test_mean_of_nothing_is_nothing() -> None:
 
 def test_a_cut_takes_over_until_sequences_are_whole_again() -> None:
     pattern, query, cut = AttentionPattern("row", 3, 2, 2), torch.ones(1, 1, 7, 2), _Recorder()
-    with sequences_cut(cut):
-        assert current_cut() is cut
+    with sharded_sequences(cut):
+        assert current_shard() is cut
         assert not attend(query[:, :, :4], query[:, :, :4], query[:, :, :4], pattern).any()
         assert float(sequence_mean(torch.tensor(4.0), torch.tensor(2))) == 6
-        assert own_positions(5).tolist() == [0, 2, 4]
-        with sequences_cut(None):
+        assert local_positions(5).tolist() == [0, 2, 4]
+        with sharded_sequences(None):
             assert attend(query, query, query, pattern).all()
             assert float(sequence_mean(torch.tensor(4.0), torch.tensor(2))) == 2
-            assert own_positions(5).tolist() == [0, 1, 2, 3, 4]
-    assert current_cut() is None
+            assert local_positions(5).tolist() == [0, 1, 2, 3, 4]
+    assert current_shard() is None

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lightning_dalle.ops import structured_attention, tile_gradients
-from lightning_dalle.ops.attention import attend
-from lightning_dalle.ops.attention_pattern import AttentionPattern, PatternKind
+from lightning_dalle.ops.attention.api import attend
+from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
 from tests.unit.ops.attention_oracle import masked_attention, random_inputs
 
 SPARSE_KINDS: tuple[PatternKind, ...] = ("row", "column", "convolution")

@@ -1,6 +1,6 @@
 import torch
 
-from lightning_dalle.ops.token_noise import replace_tokens
+from lightning_dalle.ops.token_sampling import replace_tokens
 
 
 def test_the_share_is_replaced_by_tokens_of_the_whole_vocabulary() -> None:

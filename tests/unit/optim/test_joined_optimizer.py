@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_dalle.optim import JoinedOptimizer
+from lightning_dalle.optim import ChainedOptimizer
 
 
 def make_network() -> nn.Sequential:
@@ -41,12 +41,12 @@ def train(network: nn.Sequential, optimizers: list[Optimizer], steps: range) -> 
 def test_equals_its_parts_apart() -> None:
     apart, joined = make_network(), make_network()
     expected = train(apart, list(parts_of(apart)), range(5))
-    torch.testing.assert_close(train(joined, [JoinedOptimizer(*parts_of(joined))], range(5)), expected, rtol=0, atol=0)
+    torch.testing.assert_close(train(joined, [ChainedOptimizer(*parts_of(joined))], range(5)), expected, rtol=0, atol=0)
 
 
 def test_a_schedule_reaches_the_parts() -> None:
     network = make_network()
-    joined = JoinedOptimizer(*parts_of(network))
+    joined = ChainedOptimizer(*parts_of(network))
     schedule = LambdaLR(joined, lambda update: 1.0 if update == 0 else 0.0)
     train(network, [joined], range(1))
     schedule.step()
@@ -57,13 +57,13 @@ def test_a_schedule_reaches_the_parts() -> None:
 
 def test_resumes_exactly_and_stays_joined() -> None:
     whole = make_network()
-    expected = train(whole, [JoinedOptimizer(*parts_of(whole))], range(6))
+    expected = train(whole, [ChainedOptimizer(*parts_of(whole))], range(6))
     first = make_network()
-    stopped = JoinedOptimizer(*parts_of(first))
+    stopped = ChainedOptimizer(*parts_of(first))
     train(first, [stopped], range(3))
     second = make_network()
     second.load_state_dict(first.state_dict())
-    resumed = JoinedOptimizer(*parts_of(second))
+    resumed = ChainedOptimizer(*parts_of(second))
     resumed.load_state_dict(stopped.state_dict())
     torch.testing.assert_close(train(second, [resumed], range(3, 6)), expected, rtol=0, atol=0)
     resumed.param_groups[0]["lr"] = 7.0
@@ -72,7 +72,7 @@ def test_resumes_exactly_and_stays_joined() -> None:
 
 def test_the_closure_runs_once_with_gradients() -> None:
     network = make_network()
-    joined = JoinedOptimizer(*parts_of(network))
+    joined = ChainedOptimizer(*parts_of(network))
     calls = []
 
     def closure() -> Tensor:
@@ -88,10 +88,10 @@ def test_the_closure_runs_once_with_gradients() -> None:
 def test_refuses_what_cannot_be_joined() -> None:
     network = make_network()
     with pytest.raises(ValueError, match=r"optimizers \(\) is empty"):
-        JoinedOptimizer()
+        ChainedOptimizer()
     with pytest.raises(ValueError, match="some parameters appear in more than one parameter group"):
-        JoinedOptimizer(SGD(network.parameters()), SGD(network[1].parameters()))
+        ChainedOptimizer(SGD(network.parameters()), SGD(network[1].parameters()))
     stepped = SGD(network.parameters(), momentum=0.9)
     train(network, [stepped], range(1))
     with pytest.raises(ValueError, match=r"optimizers \(SGD\) were stepped already"):
-        JoinedOptimizer(stepped)
+        ChainedOptimizer(stepped)

@@ -59,7 +59,7 @@ def test_a_block_that_is_not_named_does_not_move() -> None:
 
 
 def test_scales_are_clamped_after_each_change() -> None:
-    scales = GradientScales(["up", "down"], initial_scale=8, growth_factor=3, division_factor=3, division_window=1,
+    scales = GradientScales(["up", "down"], initial_scale=8, growth_factor=3, backoff_factor=3, backoff_interval=1,
                             min_scale=2, max_scale=30)  # fmt: skip
     trace = []
     for _ in range(3):
@@ -71,7 +71,7 @@ def test_scales_are_clamped_after_each_change() -> None:
 @given(st.lists(st.booleans(), max_size=300), st.integers(1, 40))
 @settings(max_examples=60, deadline=None)
 def test_divisions_keep_their_distance_and_scales_their_bounds(finite: list[bool], window: int) -> None:
-    scales = GradientScales(["a"], division_window=window, growth_factor=1.2)
+    scales = GradientScales(["a"], backoff_interval=window, growth_factor=1.2)
     divided_at = []
     for update, is_finite in enumerate(finite):
         before = scales.num_divisions["a"]
@@ -103,8 +103,8 @@ def test_state_of_other_blocks_is_refused() -> None:
     ("options", "message"),
     [
         ({"initial_scale": 1.0}, r"min_scale \(128.0\), initial_scale \(1.0\) and max_scale .* in this order"),
-        ({"growth_factor": 0.5}, r"growth_factor \(0.5\) and division_factor \(1.41.*\) must be at least 1"),
-        ({"division_window": 0}, r"division_window \(0\) and num_replicas \(1\) must be at least 1"),
+        ({"growth_factor": 0.5}, r"growth_factor \(0.5\) and backoff_factor \(1.41.*\) must be at least 1"),
+        ({"backoff_interval": 0}, r"backoff_interval \(0\) and num_replicas \(1\) must be at least 1"),
     ],
 )
 def test_wrong_constants_are_refused(options: dict[str, Any], message: str) -> None:

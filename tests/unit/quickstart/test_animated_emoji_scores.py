@@ -4,10 +4,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_dalle.data.animated_emoji import AnimatedEmoji
-from lightning_dalle.data.animated_emoji_archive import ARCHIVE_NAME
-from lightning_dalle.quickstart.animated_emoji_scores import judge_animated_emoji
+from lightning_dalle.data.emoji.animated import ARCHIVE_NAME, AnimatedEmojiDataModule
 from lightning_dalle.quickstart.settings import Sampling
+from lightning_dalle.quickstart.video_scores import judge_animated_emoji
 from tests.unit.data.test_animated_emoji import write_archive
 from tests.unit.quickstart.fakes import FakeTextToImage
 
@@ -15,13 +14,13 @@ SAMPLING = Sampling(num_prompts=3, num_candidates=4)
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> AnimatedEmoji:
+def data(tmp_path_factory: pytest.TempPathFactory) -> AnimatedEmojiDataModule:
     cache: Path = tmp_path_factory.mktemp("cache")
     write_archive(cache / ARCHIVE_NAME)
-    return AnimatedEmoji(frames=6, height=12, width=16, val_share=0.3, cache=cache)
+    return AnimatedEmojiDataModule(frames=6, height=12, width=16, val_share=0.3, cache=cache)
 
 
-def values(data: AnimatedEmoji, right_clip: Any, right_candidates: list[int]) -> dict[str, Any]:
+def values(data: AnimatedEmojiDataModule, right_clip: Any, right_candidates: list[int]) -> dict[str, Any]:
     module = FakeTextToImage(right_clip, right_candidates)
     judgement = judge_animated_emoji(module, data, SAMPLING)  # type: ignore[arg-type]
     assert set(judgement.prompts[0].pictures.captions) <= set(data.captions("train"))
@@ -30,12 +29,12 @@ def values(data: AnimatedEmoji, right_clip: Any, right_candidates: list[int]) ->
     return {figure.key: figure for figure in judgement.figures}
 
 
-def right_clip(data: AnimatedEmoji, caption: str) -> np.ndarray:
+def right_clip(data: AnimatedEmojiDataModule, caption: str) -> np.ndarray:
     source = data.source("all")
     return source.clip(source.captions.index(caption))[0]
 
 
-def test_right_clips_bear_their_caption_and_move_as_much(data: AnimatedEmoji) -> None:
+def test_right_clips_bear_their_caption_and_move_as_much(data: AnimatedEmojiDataModule) -> None:
     figures = values(data, lambda caption: right_clip(data, caption), [0, 1, 2, 3])
     assert figures["caption_match"].value == 1
     assert figures["caption_match"].n == 4 * len(set(data.captions("train")))
@@ -43,7 +42,7 @@ def test_right_clips_bear_their_caption_and_move_as_much(data: AnimatedEmoji) ->
     assert figures["motion_agreement"].met
 
 
-def test_clips_of_another_emoji_do_not_bear_the_caption(data: AnimatedEmoji) -> None:
+def test_clips_of_another_emoji_do_not_bear_the_caption(data: AnimatedEmojiDataModule) -> None:
     captions = data.captions("all")
     another = {caption: captions[index - 1] for index, caption in enumerate(captions)}
     figures = values(data, lambda caption: right_clip(data, another[caption]), [0, 1, 2, 3])
@@ -51,7 +50,7 @@ def test_clips_of_another_emoji_do_not_bear_the_caption(data: AnimatedEmoji) -> 
 
 
 @pytest.mark.parametrize("change", ["still", "wild"])
-def test_too_little_and_too_much_motion_are_both_seen(data: AnimatedEmoji, change: str) -> None:
+def test_too_little_and_too_much_motion_are_both_seen(data: AnimatedEmojiDataModule, change: str) -> None:
     def clip(caption: str) -> np.ndarray:
         real = right_clip(data, caption)
         if change == "still":

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_dalle.quickstart.figures import MAX_PSNR, Figure, mean_psnr
+from lightning_dalle.quickstart.evaluation import MAX_PSNR, Figure, mean_psnr
 
 
 def figure(value: float, target: float | None = None, strict: bool = False, unit: str = "%") -> Figure:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_dalle.quickstart.judgement import best_of_figures, reconstruction_figures
+from lightning_dalle.quickstart.evaluation import best_of_figures, reconstruction_figures
 
 
 def shares(marks: list[list[bool]]) -> dict[str, float]:

@@ -6,11 +6,11 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lightning_dalle.data.moving_shapes import MovingShapes
-from lightning_dalle.data.shape_motions import draw_motion, parse_motion, place_motion
-from lightning_dalle.quickstart.motion_curve import MotionCurve
-from lightning_dalle.quickstart.moving_shapes_scores import judge_moving_shapes
+from lightning_dalle.callbacks.motion_curve import MotionCurve
+from lightning_dalle.data.moving_shapes.data_module import MovingShapesDataModule
+from lightning_dalle.data.moving_shapes.motions import draw_motion, parse_motion, place_motion
 from lightning_dalle.quickstart.settings import Sampling
+from lightning_dalle.quickstart.video_scores import judge_moving_shapes
 from tests.unit.quickstart.fakes import FakeTextToImage
 
 CLIP_SHAPE = (8, 32, 32)
@@ -18,8 +18,8 @@ SAMPLING = Sampling(num_prompts=6, num_candidates=2, guidance_scale=1.5)
 
 
 @pytest.fixture(scope="module")
-def data() -> MovingShapes:
-    return MovingShapes(num_train=20, num_val=20)
+def data() -> MovingShapesDataModule:
+    return MovingShapesDataModule(num_train=20, num_val=20)
 
 
 def right_clip(caption: str) -> np.ndarray:
@@ -35,7 +35,7 @@ def values(judgement: Any) -> dict[str, float]:
     return {figure.key: figure.value for figure in judgement.figures}
 
 
-def test_right_clips_are_all_right(data: MovingShapes) -> None:
+def test_right_clips_are_all_right(data: MovingShapesDataModule) -> None:
     module = FakeTextToImage(right_clip, [0, 1])
     judgement = judge_moving_shapes(module, data, SAMPLING)  # type: ignore[arg-type]
     figures = values(judgement)
@@ -47,7 +47,7 @@ def test_right_clips_are_all_right(data: MovingShapes) -> None:
     assert module.calls[0]["guidance_scale"] == 1.5
 
 
-def test_clips_that_do_not_move_show_no_motion(data: MovingShapes) -> None:
+def test_clips_that_do_not_move_show_no_motion(data: MovingShapesDataModule) -> None:
     module = FakeTextToImage(still_clip, [0, 1])
     figures = values(judge_moving_shapes(module, data, SAMPLING))  # type: ignore[arg-type]
     assert (figures["oracle_colour"], figures["oracle_shape"]) == (1, 1)
@@ -64,7 +64,7 @@ class _Recorder(FakeTextToImage):
         return super().generate(captions, num_candidates, **options)
 
 
-def test_the_curve_tells_what_clips_of_some_captions_show(data: MovingShapes) -> None:
+def test_the_curve_tells_what_clips_of_some_captions_show(data: MovingShapesDataModule) -> None:
     trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
     module = _Recorder(right_clip, [0])
     trainer.datamodule = data  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ def test_the_curve_tells_what_clips_of_some_captions_show(data: MovingShapes) ->
 def test_the_curve_needs_captions_that_the_oracle_knows() -> None:
     trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
     trainer.datamodule = None  # type: ignore[attr-defined]
-    with pytest.raises(TypeError, match="datamodule \\(NoneType\\) must be MovingShapes"):
+    with pytest.raises(TypeError, match="datamodule \\(NoneType\\) must be MovingShapesDataModule"):
         MotionCurve().on_validation_epoch_end(trainer, torch.nn.Module())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_steps \\(0\\) must be at least 1"):
         MotionCurve(num_steps=0)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lightning_dalle.data import open_moji
-from lightning_dalle.data.open_moji import OpenMoji
+from lightning_dalle.data.emoji.openmoji import OpenMojiDataModule
 from lightning_dalle.evaluation.extractors import ModuleExtractor
 from lightning_dalle.quickstart import open_moji_scores
 from lightning_dalle.quickstart.open_moji_scores import judge_open_moji, training_prompts
@@ -27,18 +27,18 @@ class Mean(nn.Module):
 
 
 @pytest.fixture
-def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OpenMoji:
+def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OpenMojiDataModule:
     monkeypatch.setattr(open_moji, "load_open_moji", lambda size, cache: (IMAGES, CAPTIONS))
     extractor = ModuleExtractor(Mean(), "effnet_lite0")
     monkeypatch.setattr(open_moji_scores, "load_extractor", lambda name: extractor)
-    return OpenMoji(image_size=SIZE, val_share=0.2, cache=tmp_path)
+    return OpenMojiDataModule(image_size=SIZE, val_share=0.2, cache=tmp_path)
 
 
 def right_picture(caption: str) -> np.ndarray:
     return IMAGES[CAPTIONS.index(caption)]
 
 
-def test_prompts_are_training_captions_chosen_by_the_seed(data: OpenMoji) -> None:
+def test_prompts_are_training_captions_chosen_by_the_seed(data: OpenMojiDataModule) -> None:
     captions = training_prompts(data, SAMPLING)
     assert len(set(captions)) == 6
     assert set(captions) <= set(data.captions("train"))
@@ -46,11 +46,11 @@ def test_prompts_are_training_captions_chosen_by_the_seed(data: OpenMoji) -> Non
     assert captions != training_prompts(data, Sampling(num_prompts=6, seed=1))
 
 
-def test_there_are_no_more_prompts_than_captions(data: OpenMoji) -> None:
+def test_there_are_no_more_prompts_than_captions(data: OpenMojiDataModule) -> None:
     assert len(training_prompts(data, Sampling(num_prompts=1000))) == len(data.captions("train"))
 
 
-def test_pictures_are_judged_by_the_nearest_of_the_whole_set(data: OpenMoji) -> None:
+def test_pictures_are_judged_by_the_nearest_of_the_whole_set(data: OpenMojiDataModule) -> None:
     models = fake_models(right_picture, [2, 3], width=3 * SIZE * SIZE)
     judgement = judge_open_moji(models, data, SAMPLING)
     values = {figure.key: figure.value for figure in judgement.figures}
@@ -63,7 +63,7 @@ def test_pictures_are_judged_by_the_nearest_of_the_whole_set(data: OpenMoji) -> 
     assert torch.equal(prompts.originals, prompts.pictures.best)
 
 
-def test_distances_have_the_name_of_their_features_and_reconstructions_beside_them(data: OpenMoji) -> None:
+def test_distances_have_the_name_of_their_features_and_reconstructions_beside_them(data: OpenMojiDataModule) -> None:
     models = fake_models(right_picture, [2, 3], width=3 * SIZE * SIZE, darkening=50)
     judgement = judge_open_moji(models, data, SAMPLING)
     values = {figure.key: figure.value for figure in judgement.figures}
@@ -73,7 +73,7 @@ def test_distances_have_the_name_of_their_features_and_reconstructions_beside_th
     assert judgement.details["extractor"]["extractor"] == "effnet_lite0"
 
 
-def test_reconstructions_of_validation_pictures_have_the_target(data: OpenMoji) -> None:
+def test_reconstructions_of_validation_pictures_have_the_target(data: OpenMojiDataModule) -> None:
     models = fake_models(right_picture, [0], width=3 * SIZE * SIZE, darkening=10)
     figures = {figure.key: figure for figure in judge_open_moji(models, data, SAMPLING).figures}
     assert figures["reconstruction_psnr_val"].met is True

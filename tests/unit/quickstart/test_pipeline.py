@@ -136,6 +136,7 @@ def test_a_slow_stage_says_why_before_it_starts(
 def test_pictures_of_other_data_cannot_be_judged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Models, "load", lambda folder: fake_models(lambda caption: torch.zeros(3, 8, 8), [], 192))
     with pytest.raises(
-        TypeError, match="data \\(object\\) must be OpenMoji, CaptionedShapes, MovingShapes or AnimatedEmoji"
+        TypeError,
+        match="data \\(object\\) must be OpenMojiDataModule, CaptionedShapesDataModule, MovingShapesDataModule or AnimatedEmojiDataModule",
     ):
         judge(RunFolder(tmp_path), object(), Sampling())  # type: ignore[arg-type]

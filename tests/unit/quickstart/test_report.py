@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_dalle.quickstart.figures import Figure
+from lightning_dalle.quickstart.evaluation import Figure
 from lightning_dalle.quickstart.report import render_report
 from lightning_dalle.quickstart.results import Results
 from lightning_dalle.quickstart.settings import TRAINED_STAGES

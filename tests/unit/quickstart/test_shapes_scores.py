@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_dalle.data.captioned_shapes import CaptionedShapes
-from lightning_dalle.data.shapes import parse_caption, render
+from lightning_dalle.data.shapes.data_module import CaptionedShapesDataModule
+from lightning_dalle.data.shapes.scenes import parse_caption, render
 from lightning_dalle.quickstart.settings import Sampling
 from lightning_dalle.quickstart.shapes_scores import held_out_prompts, judge_shapes
 from tests.unit.quickstart.fakes import fake_models
@@ -16,17 +16,17 @@ def right_picture(caption: str) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def data() -> CaptionedShapes:
-    return CaptionedShapes(num_train=20, num_val=20)
+def data() -> CaptionedShapesDataModule:
+    return CaptionedShapesDataModule(num_train=20, num_val=20)
 
 
-def test_prompts_of_one_object_are_all_of_them_repeated(data: CaptionedShapes) -> None:
+def test_prompts_of_one_object_are_all_of_them_repeated(data: CaptionedShapesDataModule) -> None:
     captions = held_out_prompts(data, 1, Sampling(num_prompts=50))
     assert len(captions) == 48
     assert set(captions) == set(data.held_out_captions(1))
 
 
-def test_prompts_of_two_objects_are_different_ones_chosen_by_the_seed(data: CaptionedShapes) -> None:
+def test_prompts_of_two_objects_are_different_ones_chosen_by_the_seed(data: CaptionedShapesDataModule) -> None:
     captions = held_out_prompts(data, 2, Sampling(num_prompts=50))
     assert len(set(captions)) == 50
     assert set(captions) <= set(data.held_out_captions(2))
@@ -34,7 +34,7 @@ def test_prompts_of_two_objects_are_different_ones_chosen_by_the_seed(data: Capt
     assert captions != held_out_prompts(data, 2, Sampling(num_prompts=50, seed=1))
 
 
-def test_right_pictures_that_the_reranker_prefers_are_all_right(data: CaptionedShapes) -> None:
+def test_right_pictures_that_the_reranker_prefers_are_all_right(data: CaptionedShapesDataModule) -> None:
     # Drawn shapes are mostly white, so the reranker that likes brightness puts them before noise.
     models = fake_models(right_picture, [1], width=3 * 32 * 32)
     judgement = judge_shapes(models, data, SAMPLING)
@@ -48,7 +48,7 @@ def test_right_pictures_that_the_reranker_prefers_are_all_right(data: CaptionedS
     assert all((prompts.pictures.scores.diff(dim=1) <= 0).all() for prompts in judgement.prompts)
 
 
-def test_the_settings_of_sampling_reach_the_model(data: CaptionedShapes) -> None:
+def test_the_settings_of_sampling_reach_the_model(data: CaptionedShapesDataModule) -> None:
     models = fake_models(right_picture, [0], width=3 * 32 * 32)
     judge_shapes(models, data, SAMPLING)
     call = models.text_to_image.calls[0]
@@ -57,7 +57,7 @@ def test_the_settings_of_sampling_reach_the_model(data: CaptionedShapes) -> None
 
 
 @pytest.mark.parametrize(("darkening", "accuracy"), [(0, 1.0), (200, 0.0)])
-def test_the_oracle_judges_reconstructions(data: CaptionedShapes, darkening: int, accuracy: float) -> None:
+def test_the_oracle_judges_reconstructions(data: CaptionedShapesDataModule, darkening: int, accuracy: float) -> None:
     models = fake_models(right_picture, [0], width=3 * 32 * 32, darkening=darkening)
     figures = {figure.key: figure for figure in judge_shapes(models, data, SAMPLING).figures}
     assert figures["reconstruction_oracle_accuracy"].value == accuracy

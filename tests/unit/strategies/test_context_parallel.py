@@ -9,7 +9,7 @@ from lightning_dalle import ContextParallelStrategy, PowerSGDConfig
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"context_size": 0}, r"context_size \(0\) must be at least 1"),
+        ({"context_parallel_degree": 0}, r"context_parallel_degree \(0\) must be at least 1"),
         ({"attention": "flash"}, r"attention \('flash'\) must be one of ring, ulysses, hybrid"),
         ({"attention": "hybrid"}, r"head_size \(None\) must be given with attention='hybrid'"),
         ({"head_size": 2}, r"head_size \(2\) must be given with attention='hybrid', and with no other"),

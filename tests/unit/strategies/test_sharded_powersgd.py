@@ -4,7 +4,7 @@ import pytest
 from lightning.pytorch.strategies import StrategyRegistry
 from torch import nn
 
-from lightning_dalle.distributed.uncompressed_names import uncompressed_names
+from lightning_dalle.distributed.powersgd.plan import uncompressed_names
 from lightning_dalle.strategies import ShardedPowerSGDStrategy
 
 

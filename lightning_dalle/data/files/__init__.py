@@ -1,0 +1,1 @@
+"""Captioned images and videos in folders and tar shards."""

@@ -1,0 +1,1 @@
+"""Moving shapes: motions, oracle, data module."""

@@ -1,0 +1,90 @@
+"""Clips of moving shapes with exact captions, and motions that training never shows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from lightning_dalle.data.base import CaptionedVideoDataModule
+from lightning_dalle.data.moving_shapes.motions import (
+    ShapeMotion,
+    check_clip_shape,
+    draw_motion,
+    held_out_motions,
+    place_motion,
+    trained_motions,
+)
+from lightning_dalle.ops.random import keyed_numpy_generator
+
+_SPLIT_KEYS = {"train": 0, "val": 1, "held_out": 2}
+
+
+class MotionsSource:
+    """Motions from fixed places, drawn when asked for (some microseconds a clip)."""
+
+    def __init__(
+        self, motions: Sequence[ShapeMotion], clip_shape: tuple[int, int, int], generator: np.random.Generator
+    ) -> None:
+        self.motions = motions
+        self.clip_shape = clip_shape
+        self._corners = [place_motion(motion, *clip_shape, generator) for motion in motions]
+
+    def __len__(self) -> int:
+        return len(self.motions)
+
+    def caption(self, index: int) -> str:
+        """What the clip shows, exactly."""
+        return self.motions[index].caption
+
+    def clip(
+        self, index: int, generator: np.random.Generator | None = None
+    ) -> tuple[UInt8[np.ndarray, "3 frames height width"], str]:
+        """The clip and its caption; the generator has no choice to make."""
+        return draw_motion(self.motions[index], self._corners[index], *self.clip_shape), self.caption(index)
+
+
+class MovingShapesDataModule(CaptionedVideoDataModule):
+    """Clips of one shape that moves in one direction, which `moving_shapes_oracle` reads back.
+
+    The split `held_out` has one clip of each motion that is never trained on, the same ones for every seed;
+    `Trainer.test` and `Trainer.predict` see it. `train` and `val` show different clips of the same motions.
+
+    Args:
+        num_train: Training clips, their motions drawn uniformly.
+        num_val: Validation clips.
+        settings: See `CaptionedVideoDataModule`.
+
+    Raises:
+        ValueError: a setting is out of its range; the message names it.
+    """
+
+    test_split = "held_out"
+
+    def __init__(self, *, num_train: int = 50_000, num_val: int = 1_000, **settings: Any) -> None:
+        super().__init__(**settings)
+        check_clip_shape(self.frames, self.height, self.width)
+        for name, value in (("num_train", num_train), ("num_val", num_val)):
+            if value < 1:
+                raise ValueError(f"{name} ({value}) must be at least 1")
+        self._num_clips = {"train": num_train, "val": num_val}
+        self._sources: dict[str, MotionsSource] = {}
+
+    def source(self, split: str) -> MotionsSource:
+        """The clips of `train`, `val` or `held_out`."""
+        if split not in _SPLIT_KEYS:
+            raise ValueError(f"split ({split!r}) must be one of {', '.join(_SPLIT_KEYS)}")
+        if split not in self._sources:
+            generator = keyed_numpy_generator(self.seed, _SPLIT_KEYS[split])
+            motions: Sequence[ShapeMotion] = held_out_motions()
+            if split != "held_out":
+                pool = trained_motions()
+                drawn = generator.integers(len(pool), size=self._num_clips[split])
+                motions = [pool[place] for place in drawn.tolist()]
+            clip_shape = (self.frames, self.height, self.width)
+            self._sources[split] = MotionsSource(motions, clip_shape, generator)
+        return self._sources[split]
+
+    def held_out_captions(self) -> list[str]:
+        """Captions that describe no training clip."""
+        return [motion.caption for motion in held_out_motions()]

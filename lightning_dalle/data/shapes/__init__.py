@@ -1,0 +1,1 @@
+"""Drawn shapes: scenes, oracle, data module."""

@@ -1,0 +1,1 @@
+"""Context parallelism: sequences sharded among processes."""

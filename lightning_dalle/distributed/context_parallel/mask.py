@@ -1,0 +1,134 @@
+"""Who attends to whom in a sequence that is cut among processes, by positions of the whole sequence."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from lightning_dalle.ops.attention.patterns import AttentionPattern
+
+# What a mask shows of a block: nothing, all, keys up to the query alone, or something else.
+Verdict = Literal["skip", "full", "causal", "partial"]
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceMask:
+    """A rule over positions, which documents and padding may narrow.
+
+    Args:
+        rule: Keys up to the query, all keys, or a pattern of text and image.
+        prefix_length: First positions that all queries see under the causal rule.
+        documents: Number of the packed document of each position; only positions of the same one see each other.
+        key_padding_mask: False where a position is padding, which nobody sees.
+
+    Raises:
+        ValueError: If the rule is unknown, or a prefix is given with a rule that has no use for it.
+    """
+
+    rule: Literal["causal", "bidirectional"] | AttentionPattern = "causal"
+    prefix_length: int = 0
+    documents: Int[Tensor, "#batch length"] | None = None
+    key_padding_mask: Bool[Tensor, "#batch length"] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rule, AttentionPattern) and self.rule not in ("causal", "bidirectional"):
+            raise ValueError(f"rule ({self.rule!r}) must be 'causal', 'bidirectional' or an AttentionPattern")
+        if self.prefix_length < 0 or (self.prefix_length > 0 and self.rule != "causal"):
+            raise ValueError(f"prefix_length ({self.prefix_length}) must be at least 0, and 0 unless rule is 'causal'")
+
+    @property
+    def border(self) -> int:
+        """Position from which on the rule is another: the first of the image, or after the prefix."""
+        return self.rule.text_length if isinstance(self.rule, AttentionPattern) else self.prefix_length
+
+    def check_length(self, length: int) -> None:
+        """Refuses a sequence of another length than the mask's own parts.
+
+        Raises:
+            ValueError: If one of them has another length.
+        """
+        lengths = {
+            "rule": self.rule.length if isinstance(self.rule, AttentionPattern) else length,
+            "documents": length if self.documents is None else self.documents.shape[-1],
+            "key_padding_mask": length if self.key_padding_mask is None else self.key_padding_mask.shape[-1],
+        }
+        for name, own in lengths.items():
+            if own != length:
+                raise ValueError(f"{name} has {own} positions, but the sequence has length {length}")
+
+    def attends(
+        self, queries: Int[Tensor, " queries"], keys: Int[Tensor, " keys"]
+    ) -> Bool[Tensor, "#batch queries keys"]:
+        """True where a query sees a key; one row for the whole batch unless documents or padding differ in it."""
+        pairs = queries.unsqueeze(-1), keys
+        seen = self._rule_attends(*pairs).unsqueeze(0)
+        if self.documents is not None:
+            documents = self.documents.to(queries.device)
+            seen = seen & (documents[:, queries].unsqueeze(-1) == documents[:, keys].unsqueeze(-2))
+        if self.key_padding_mask is not None:
+            seen = seen & self.key_padding_mask.to(queries.device)[:, keys].unsqueeze(-2)
+        return seen
+
+    def classify(self, queries: range, keys: range) -> Verdict:
+        """What the mask shows of a block, without a look at its pairs; "partial" may still turn out to be less."""
+        verdicts = {self._by_rule(queries, keys), self._by_documents(queries, keys), self._by_padding(keys)}
+        if "skip" in verdicts:
+            return "skip"
+        narrowing = verdicts - {"full"}
+        if not narrowing:
+            return "full"
+        return narrowing.pop() if len(narrowing) == 1 else "partial"
+
+    def _rule_attends(self, queries: Tensor, keys: Tensor) -> Tensor:
+        if isinstance(self.rule, AttentionPattern):
+            return self.rule.attends(queries, keys)
+        if self.rule == "bidirectional":
+            return torch.ones_like(queries - keys, dtype=torch.bool)
+        return (keys <= queries) | (keys < self.prefix_length)
+
+    def _by_rule(self, queries: range, keys: range) -> Verdict:
+        if isinstance(self.rule, AttentionPattern):
+            return _by_pattern(self.rule, queries, keys)
+        if self.rule == "bidirectional" or keys.stop <= self.prefix_length:
+            return "full"
+        return _by_order(queries, keys) if keys.start >= self.prefix_length else _full_or_partial(queries, keys)
+
+    def _by_documents(self, queries: range, keys: range) -> Verdict:
+        if self.documents is None:
+            return "full"
+        lows, highs = zip(
+            *(self.documents[:, run.start : run.stop].aminmax(dim=1) for run in (queries, keys)), strict=True
+        )
+        if ((highs[0] < lows[1]) | (highs[1] < lows[0])).all():
+            return "skip"
+        same = (lows[0] == highs[0]) & (lows[1] == highs[1]) & (lows[0] == lows[1])
+        return "full" if same.all() else "partial"
+
+    def _by_padding(self, keys: range) -> Verdict:
+        if self.key_padding_mask is None:
+            return "full"
+        real = self.key_padding_mask[:, keys.start : keys.stop]
+        if real.all():
+            return "full"
+        return "partial" if real.any() else "skip"
+
+
+def _by_order(queries: range, keys: range) -> Verdict:
+    if keys.start >= queries.stop:
+        return "skip"
+    return "causal" if queries == keys else _full_or_partial(queries, keys)
+
+
+def _full_or_partial(queries: range, keys: range) -> Verdict:
+    return "full" if keys.stop - 1 <= queries.start else "partial"
+
+
+def _by_pattern(pattern: AttentionPattern, queries: range, keys: range) -> Verdict:
+    if pattern.kind == "full":
+        return "full"
+    if pattern.kind == "causal" or keys.stop <= pattern.text_length or keys.start >= queries.stop:
+        return _by_order(queries, keys)
+    nearest = queries.start - (keys.stop - 1)
+    return "skip" if keys.start >= pattern.text_length and nearest > pattern.reach else "partial"

@@ -1,0 +1,141 @@
+"""Ring attention: keys and values rotate from process to process."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+
+from lightning_dalle.distributed.context_parallel.comm import ContextTraffic, Transfer, start_transfer
+from lightning_dalle.distributed.context_parallel.online_softmax import (
+    AttentionResult,
+    OnlineSoftmax,
+    Planned,
+    PositionalDropout,
+    accumulator_dtype,
+)
+
+
+class Ring:
+    """The processes of a group in a circle; without a group, this process alone.
+
+    Args:
+        traffic: Counters to add to.
+    """
+
+    def __init__(self, group: ProcessGroup | None, traffic: ContextTraffic) -> None:
+        self.group = group
+        self.rank, self.size = (0, 1) if group is None else (group.rank(), group.size())
+        self.traffic = traffic
+
+    def source(self, step: int) -> int:
+        """The rank whose block this process holds after `step` hand-overs."""
+        return (self.rank - step) % self.size
+
+    def hand_on(self, tensor: Tensor, shape: Sequence[int]) -> "HandOver":
+        """Starts to send a tensor to the next process, and to receive one of that shape from the previous one.
+
+        All processes must call this in the same order. `tensor` must not change before the hand-over was awaited.
+        """
+        received = torch.empty(tuple(shape), dtype=tensor.dtype, device=tensor.device)
+        neighbours = (self.rank + 1) % self.size, self.source(1)
+        return HandOver(start_transfer(self.group, {neighbours[0]: tensor}, {neighbours[1]: received}, self.traffic))
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """A block on its way, with the one that comes for it."""
+
+    transfer: Transfer
+
+    def wait(self) -> Tensor:
+        """The block that came, once both have arrived."""
+        (received,) = self.transfer.wait().values()
+        return received
+
+
+@dataclass(frozen=True)
+class RingPlan:
+    """What a process computes with the keys of each process of its ring.
+
+    Attributes:
+        lengths: Positions that each process holds.
+    """
+
+    blocks: Sequence[Sequence[Planned]]
+    lengths: Sequence[int]
+
+
+class RingAttention(torch.autograd.Function):
+    """Attention of [batch, heads, local, head_dim] to the keys of all processes of a ring.
+
+    Keeps what a fused kernel keeps of the local part: query, key, value, output and log-sum-exp.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        ring: Ring,
+        plan: RingPlan,
+        dropout: PositionalDropout | None,
+    ) -> Tensor:
+        """Joins the blocks by their log-sum-exps, in the order in which they come."""
+        query = query.contiguous()
+        softmax = OnlineSoftmax.empty(query)
+        # Kept in this form, which the backward pass sends round again.
+        own = pair = torch.stack([key, value])
+        for step in range(ring.size):
+            on_its_way = None if step + 1 == ring.size else ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
+            with ring.traffic.computing():
+                for block in plan.blocks[ring.source(step)]:
+                    softmax.add(block, query, pair, dropout)
+            if on_its_way is not None:
+                pair = on_its_way.wait()
+        output, log_sum_exp = softmax.finished(query.dtype)
+        ctx.ring, ctx.plan, ctx.dropout = ring, plan, dropout
+        ctx.save_for_backward(query, own, output, log_sum_exp)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """Computes each block's share with the log-sum-exp of the whole."""
+        query, pair, output, log_sum_exp = ctx.saved_tensors
+        result = AttentionResult(query, output, log_sum_exp, grad_output.contiguous(), ctx.dropout)
+        grad_query = torch.zeros_like(query, dtype=accumulator_dtype(query))
+        own = _travel_backward(ctx, result, pair, grad_query)
+        grad_key, grad_value = own.to(pair.dtype).unbind(0)
+        return grad_query.to(query.dtype), grad_key, grad_value, None, None, None
+
+
+def _travel_backward(ctx: Any, result: AttentionResult, pair: Tensor, grad_query: Tensor) -> Tensor:
+    """The gradient of this process's keys and values, to which every process has added its share."""
+    ring, plan = ctx.ring, ctx.plan
+    pair_on_its_way = ring.hand_on(pair, _shape(pair, ring, plan, 1)) if ring.size > 1 else None
+    with ring.traffic.computing():
+        own = torch.zeros_like(pair, dtype=accumulator_dtype(pair))
+        result.add_gradients(plan.blocks[ring.rank], pair, grad_query, own)
+    gradient_on_its_way = None
+    for step in range(1, ring.size):
+        assert pair_on_its_way is not None
+        pair = pair_on_its_way.wait()
+        if step + 1 < ring.size:
+            pair_on_its_way = ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
+        with ring.traffic.computing():
+            share = torch.zeros_like(pair, dtype=accumulator_dtype(pair))
+            result.add_gradients(plan.blocks[ring.source(step)], pair, grad_query, share)
+        if gradient_on_its_way is not None:
+            share += gradient_on_its_way.wait()
+        gradient_on_its_way = ring.hand_on(share, _shape(pair, ring, plan, step + 1))
+    return own if gradient_on_its_way is None else own + gradient_on_its_way.wait()
+
+
+def _shape(pair: Tensor, ring: Ring, plan: RingPlan, step: int) -> tuple[int, ...]:
+    """Of the pair of keys and values that this process holds after `step` hand-overs."""
+    return (*pair.shape[:-2], plan.lengths[ring.source(step)], pair.shape[-1])

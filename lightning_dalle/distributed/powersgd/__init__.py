@@ -1,0 +1,1 @@
+"""PowerSGD: low-rank compression of gradients between machines."""

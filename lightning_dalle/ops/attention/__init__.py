@@ -1,0 +1,1 @@
+"""Attention: entry point, patterns, kernels, caches."""

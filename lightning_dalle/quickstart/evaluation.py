@@ -1,0 +1,198 @@
+"""What a recipe is evaluated on, and the metrics that the report shows."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxtyping import UInt8
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from torchmetrics.functional.image import peak_signal_noise_ratio
+
+from lightning_dalle.quickstart.pictures import RankedPictures
+
+MAX_PSNR = 99.0
+"""Stands for an image without any error, whose ratio is infinite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One measured value.
+
+    Args:
+        key: Name in `metrics.json`.
+        label: Name for readers.
+        definition: How it was measured.
+        n: Pictures or captions it was measured on.
+        target: Least value to reach, if there is one.
+        strict: Whether the target itself is not enough.
+        unit: Behind the value. Shares are of 1, and shown in `%`; differences of shares in `points`.
+    """
+
+    key: str
+    label: str
+    definition: str
+    value: float
+    n: int
+    target: float | None = None
+    strict: bool = False
+    unit: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the target is reached; None without a target."""
+        if self.target is None:
+            return None
+        return self.value > self.target if self.strict else self.value >= self.target
+
+    @property
+    def value_text(self) -> str:
+        """The value as readers see it."""
+        return self._text(self.value)
+
+    @property
+    def target_text(self) -> str:
+        """The target as readers see it; empty without one."""
+        if self.target is None:
+            return ""
+        return f"{'>' if self.strict else '≥'} {self._text(self.target)}"
+
+    def as_mapping(self) -> dict[str, Any]:
+        """All fields, and whether the target is met."""
+        return {**dataclasses.asdict(self), "met": self.met}
+
+    def _text(self, value: float) -> str:
+        if self.unit == "%":
+            return f"{100 * value:.1f} %"
+        if self.unit == "points":
+            return f"{100 * value:+.1f} points" if value else "0 points"
+        return f"{value:.1f} dB" if self.unit == "dB" else f"{value:.3g}"
+
+
+def mean_psnr(
+    reconstructions: UInt8[Tensor, "images 3 height width"], images: UInt8[Tensor, "images 3 height width"]
+) -> float:
+    """The ratio in dB of each image, averaged over the images."""
+    ratios = peak_signal_noise_ratio(
+        reconstructions.double(), images.double(), data_range=255.0, dim=(1, 2, 3), reduction="none"
+    )
+    return float(ratios.clamp(max=MAX_PSNR).mean())
+
+
+_VERDICTS = {True: "[green]met", False: "[red]not met", None: ""}
+
+
+def print_figures(console: Console, figures: Sequence[Figure]) -> None:
+    """A table of values beside their targets."""
+    table = Table("Figure", title="Figures", title_justify="left")
+    table.add_column("Value", justify="right")
+    table.add_column("Target", justify="right")
+    table.add_column("")
+    for figure in figures:
+        table.add_row(figure.label, figure.value_text, figure.target_text, _VERDICTS[figure.met])
+    console.print(table)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A section of the report: captions with their candidates.
+
+    Args:
+        title: Of the section.
+        description: What the captions and marks are.
+        pictures: Best first.
+        marks: Whether each candidate is what it should be.
+        originals: For captions of the training set, the pictures that bear them.
+    """
+
+    title: str
+    description: str
+    pictures: RankedPictures
+    marks: Tensor
+    originals: Tensor | None = None
+
+
+@dataclass
+class Judgement:
+    """All that one data set's scoring gives."""
+
+    figures: list[Figure] = field(default_factory=list)
+    prompts: list[Prompts] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def best_of_figures(
+    marks: Tensor, *, key: str, label: str, what: str, target: float, num_candidates: int
+) -> list[Figure]:
+    """Shares of right pictures: of the first of each row, of all, and of rows with any.
+
+    Args:
+        marks: Boolean [captions, candidates], best candidate first.
+        what: When a picture is right, in words that follow `share of captions whose ... `.
+    """
+    best, mean, any_right = (
+        float(marks[:, 0].double().mean()),
+        float(marks.double().mean()),
+        float(marks.any(dim=1).double().mean()),
+    )
+    n = len(marks)
+    chosen = f"the picture that the reranker puts first of {num_candidates}"
+    return [
+        Figure(
+            key=f"{key}_best_of_{num_candidates}",
+            label=f"{label}: best of {num_candidates}",
+            definition=f"Share of {n} captions where {chosen} {what}.",
+            value=best,
+            n=n,
+            target=target,
+            unit="%",
+        ),
+        Figure(
+            key=f"{key}_gain_of_reranking",
+            label=f"{label}: gain of reranking",
+            definition=f"The share above, less that of all {num_candidates} pictures of each caption ({mean:.1%}).",
+            value=best - mean,
+            n=n,
+            # Nothing can be gained where all pictures are right.
+            target=0.0 if mean < 1 else None,
+            strict=True,
+            unit="points",
+        ),
+        Figure(
+            key=f"{key}_mean_of_{num_candidates}",
+            label=f"{label}: mean of {num_candidates}",
+            definition=f"Share of all {marks.numel()} pictures where the picture {what}.",
+            value=mean,
+            n=marks.numel(),
+            unit="%",
+        ),
+        Figure(
+            key=f"{key}_any_of_{num_candidates}",
+            label=f"{label}: any of {num_candidates}",
+            definition=f"Share of {n} captions where any of the {num_candidates} pictures {what}: the best that a "
+            "reranker could do.",
+            value=any_right,
+            n=n,
+            unit="%",
+        ),
+    ]
+
+
+def reconstruction_figures(
+    originals: dict[str, Tensor], reconstructions: dict[str, Tensor], target: float | None
+) -> list[Figure]:
+    """Signal-to-noise ratios of reconstructions by split; the target is that of the first."""
+    return [
+        Figure(
+            key=f"reconstruction_psnr_{split}",
+            label=f"Reconstruction PSNR, {'validation' if split == 'val' else 'training'}",
+            definition="Peak signal-to-noise ratio of each picture after the code and back, averaged over pictures.",
+            value=mean_psnr(reconstructions[split], images),
+            n=len(images),
+            target=target if position == 0 else None,
+            unit="dB",
+        )
+        for position, (split, images) in enumerate(originals.items())
+    ]
