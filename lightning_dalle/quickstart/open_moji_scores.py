@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from lightning_dalle.data.emoji.openmoji import OpenMojiDataModule
 from lightning_dalle.evaluation.extractors import load_extractor
 from lightning_dalle.evaluation.scores import image_scores, nearest_neighbours
 from lightning_dalle.quickstart.evaluation import Figure, Judgement, Prompts, best_of_figures, reconstruction_figures

