@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lightning_dalle.callbacks import (
         CLIPReranking as CLIPReranking,
+        ContextParallelMonitor as ContextParallelMonitor,
         ImageGenerationMetrics as ImageGenerationMetrics,
         LossScaleMonitor as LossScaleMonitor,
+        MotionCurve as MotionCurve,
+        PowerSGDMonitor as PowerSGDMonitor,
         VideoSamples as VideoSamples,
     )
     from lightning_dalle.data.emoji.animated import AnimatedEmojiDataModule as AnimatedEmojiDataModule
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
     from lightning_dalle.distributed.context_parallel.comm import ContextGroups as ContextGroups
     from lightning_dalle.distributed.context_parallel.layout import SequenceLayout as SequenceLayout
     from lightning_dalle.distributed.context_parallel.mask import SequenceMask as SequenceMask
-    from lightning_dalle.distributed.context_parallel.plan import SequencePlan as SequencePlan
+    from lightning_dalle.distributed.context_parallel.plan import (
+        ContextParallelConfig as ContextParallelConfig,
+        SequencePlan as SequencePlan,
+    )
     from lightning_dalle.distributed.context_parallel.session import ContextParallelSession as ContextParallelSession
     from lightning_dalle.distributed.powersgd.compressor import PowerSGD as PowerSGD
     from lightning_dalle.distributed.powersgd.config import PowerSGDConfig as PowerSGDConfig
@@ -65,6 +71,7 @@ if TYPE_CHECKING:
     from lightning_dalle.plugins import PerBlockGradientScaling as PerBlockGradientScaling
     from lightning_dalle.strategies import (
         ContextParallelStrategy as ContextParallelStrategy,
+        MeshStrategy as MeshStrategy,
         ShardedPowerSGDStrategy as ShardedPowerSGDStrategy,
         consolidate_checkpoint as consolidate_checkpoint,
     )
@@ -84,6 +91,8 @@ _MODULE_OF = {
     "CausalVideoAutoencoderConfig": "lightning_dalle.models.video_autoencoder",
     "ContextAttention": "lightning_dalle.distributed.context_parallel.attention",
     "ContextGroups": "lightning_dalle.distributed.context_parallel.comm",
+    "ContextParallelMonitor": "lightning_dalle.callbacks",
+    "ContextParallelConfig": "lightning_dalle.distributed.context_parallel.plan",
     "ContextParallelStrategy": "lightning_dalle.strategies",
     "ContrastiveConfig": "lightning_dalle.models.contrastive",
     "ContrastiveModule": "lightning_dalle.lightning_modules.contrastive_module",
@@ -93,6 +102,8 @@ _MODULE_OF = {
     "DiscreteVAEModule": "lightning_dalle.lightning_modules.discrete_vae_module",
     "ImageGenerationMetrics": "lightning_dalle.callbacks",
     "LossScaleMonitor": "lightning_dalle.callbacks",
+    "MeshStrategy": "lightning_dalle.strategies",
+    "MotionCurve": "lightning_dalle.callbacks",
     "MovingShapesDataModule": "lightning_dalle.data.moving_shapes.data_module",
     "Muon": "lightning_dalle.optim",
     "OpenClipTextEncoder": "lightning_dalle.models.text_encoders",
@@ -100,6 +111,7 @@ _MODULE_OF = {
     "PerBlockGradientScaling": "lightning_dalle.plugins",
     "PixelAutoencoder": "lightning_dalle.models.video_autoencoder",
     "PowerSGD": "lightning_dalle.distributed.powersgd.compressor",
+    "PowerSGDMonitor": "lightning_dalle.callbacks",
     "PowerSGDConfig": "lightning_dalle.distributed.powersgd.config",
     "RotaryGridConfig": "lightning_dalle.ops.rope",
     "SequenceLayout": "lightning_dalle.distributed.context_parallel.layout",

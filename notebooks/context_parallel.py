@@ -156,8 +156,8 @@ def median(rows, name):
     return 1e3 * values[len(values) // 2]
 
 
-computing = [median(rows, "context/computing_seconds") for rows in runs.values()]
-waiting = [median(rows, "context/waiting_seconds") for rows in runs.values()]
+computing = [median(rows, "context_parallel/computing_seconds") for rows in runs.values()]
+waiting = [median(rows, "context_parallel/waiting_seconds") for rows in runs.values()]
 time.bar(range(len(RANKS)), computing, label="computing")
 time.bar(range(len(RANKS)), waiting, bottom=computing, label="waiting")
 time.set(title="ms of an update", xlabel="processes", xticks=range(len(RANKS)), xticklabels=RANKS)
@@ -165,7 +165,9 @@ time.legend()
 plt.tight_layout()
 plt.show()
 for ranks, rows in runs.items():
-    print(f"{ranks}: loss {column(rows, 'loss')[-1]:.5f}, {column(rows, 'context/bytes_sent')[-1] / 1e6:.2f} MB sent")
+    print(
+        f"{ranks}: loss {column(rows, 'loss')[-1]:.5f}, {column(rows, 'context_parallel/bytes_sent')[-1] / 1e6:.2f} MB sent"
+    )
 
 # %% [markdown]
 # Processes beyond the machine's cores only take turns; memory falls all the same. `attention="ulysses"` or `"hybrid"`

@@ -79,8 +79,8 @@ def train(name, **compression):
 # %%
 runs = {
     "whole": train("whole", start_powersgd_iter=UPDATES),
-    "rank 2": train("thin", rank=2),
-    "rank 2, no error feedback": train("forgetful", rank=2, error_feedback=False),
+    "rank 2": train("thin", matrix_approximation_rank=2),
+    "rank 2, no error feedback": train("forgetful", matrix_approximation_rank=2, error_feedback=False),
 }
 
 # %%

@@ -2,16 +2,17 @@
 
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_dalle.strategies.consolidated_checkpoint import consolidate_checkpoint
+from lightning_dalle.strategies.checkpoints import consolidate_checkpoint
 from lightning_dalle.strategies.context_parallel import ContextParallelStrategy
+from lightning_dalle.strategies.mesh import MeshStrategy
 from lightning_dalle.strategies.sharded_powersgd import ShardedPowerSGDStrategy
 
-__all__ = ["ContextParallelStrategy", "ShardedPowerSGDStrategy", "consolidate_checkpoint"]
+__all__ = ["ContextParallelStrategy", "MeshStrategy", "ShardedPowerSGDStrategy", "consolidate_checkpoint"]
 
 StrategyRegistry.register(
     "context_parallel",
     ContextParallelStrategy,
-    description="Sequences cut among processes, with exact attention",
+    description="Sequences sharded among processes, with exact attention",
     override=True,
 )
 StrategyRegistry.register(

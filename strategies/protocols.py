@@ -1,4 +1,4 @@
-"""What the strategies ask of a LightningModule and of a precision plugin; nothing of it is required."""
+"""Optional protocols that the strategies look for in a LightningModule and in a precision plugin."""
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -11,16 +11,16 @@ class NamesUncompressed(Protocol):
     """A module that knows of gradients which compression would hurt, such as those of unembeddings."""
 
     def uncompressed_parameters(self) -> Sequence[str]:
-        """Names of parameters, or shell-style patterns of names."""
+        """Return names of parameters, or shell-style patterns of names."""
         ...
 
 
 @runtime_checkable
 class HasSequencePlan(Protocol):
-    """A module whose sequences can be cut among processes."""
+    """A module whose sequences can be sharded."""
 
     def sequence_plan(self) -> SequencePlan:
-        """Which tensors are cut along which dimension."""
+        """Return which tensors are sharded along which dimension."""
         ...
 
 
@@ -30,5 +30,5 @@ class SkipsUpdates(Protocol):
 
     @property
     def update_is_skipped(self) -> bool:
-        """Whether the last update was."""
+        """Whether the last update was skipped."""
         ...

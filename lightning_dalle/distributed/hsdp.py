@@ -1,4 +1,4 @@
-"""Hybrid sharding (HSDP) with FSDP2: blocks sharded within a machine, replicated between machines."""
+"""Fully sharded (FSDP2) and hybrid sharded (HSDP) parameters: sharded within a replica, equal between replicas."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,40 +11,53 @@ from torch.distributed.tensor import DTensor
 
 
 @torch.no_grad()
-def share_first_weights(module: nn.Module, device: torch.device) -> None:
-    """Give all processes the parameters and buffers of the first; all of them must call it.
+def sync_module_states(module: nn.Module, device: torch.device) -> None:
+    """Give all processes the parameters and buffers of rank 0; all of them must call it.
 
-    Tensors become contiguous, as messages and matrices of gradients need them. Those that are yet to be materialised
-    are left alone.
+    Tensors become contiguous, as messages and matrices of gradients need them. Tensors on the meta device are left alone.
 
     Args:
-        device: Where messages travel, one that the world's backend serves.
+        device: Device of the messages, one that the world's backend serves.
     """
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_meta:
             continue
         tensor.data = tensor.data.contiguous()
-        weights = tensor.detach().to(device)
-        distributed.broadcast(weights, 0)
-        tensor.copy_(weights)
+        message = tensor.detach().to(device)
+        distributed.broadcast(message, 0)
+        tensor.copy_(message)
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether a part of the module's parameters is distributed already."""
+    """Return whether any parameter of the module is distributed already."""
     return any(isinstance(part, FSDPModule) for part in module.modules()) or any(
         isinstance(parameter, DTensor) for parameter in module.parameters()
     )
 
 
+def validate_shards(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Refuse parameters that are sharded over something else than this mesh of one dimension.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, DTensor) and parameter.device_mesh.mesh.tolist() != mesh.mesh.tolist():
+            raise ValueError(
+                f"{name} is distributed over {parameter.device_mesh}, which must be the strategy's shard_mesh: "
+                "fully_shard(block, mesh=self.trainer.strategy.shard_mesh)"
+            )
+
+
 def shard_blocks(module: nn.Module, mesh: DeviceMesh, methods: tuple[str, ...] = ()) -> None:
     """Shard the parameters, in place, over a mesh of one dimension.
 
-    A block is a member of an outermost `ModuleList`. Its parameters are gathered while it runs, those of the others
-    while the whole module does. A block that shares a parameter with something outside of it counts to the rest.
+    A block is a member of an outermost `ModuleList`. Its parameters are gathered while it runs, all others while the
+    whole module does. A block that shares a parameter with something outside of it is not sharded on its own.
     Parameters in another memory format, such as channels last, become contiguous, as FSDP2 needs them.
 
     Args:
-        methods: Those beside `forward` through which the whole module is run.
+        methods: Methods beside `forward` through which the whole module is run.
     """
     for parameter in module.parameters():
         parameter.data = parameter.data.contiguous()
@@ -66,12 +79,12 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _can_stand_alone(block: nn.Module, uses: Counter[nn.Parameter]) -> bool:
-    """Whether the block can be run, and no parameter of it is used elsewhere."""
+    """Return whether the block can be run, and no parameter of it is used elsewhere."""
     inside = _uses(block)
     runs = not isinstance(block, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict)
     return runs and bool(inside) and all(uses[parameter] == count for parameter, count in inside.items())
 
 
 def _uses(module: nn.Module) -> Counter[nn.Parameter]:
-    """In how many places each parameter stands."""
+    """Count the names of each parameter."""
     return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))

@@ -55,7 +55,7 @@ def _measure_case(rank: int, sizes: Sizes, case: Case) -> dict[str, float]:
     seconds: dict[str, list[float]] = {"alone": [], "together": []}
     for number in range(sizes.rounds + 1):
         if number == 1:
-            before = replace(attention.traffic)
+            before = replace(attention.statistics)
         distributed.barrier()
         alone = seconds_of(lambda: step(case.alone, whole)) if rank == 0 else 0.0
         distributed.barrier()
@@ -63,16 +63,16 @@ def _measure_case(rank: int, sizes: Sizes, case: Case) -> dict[str, float]:
         if number > 0:
             seconds["alone"].append(alone)
             seconds["together"].append(together)
-    traffic = attention.traffic - before
+    statistics = attention.statistics - before
     return {
         **{name: statistics.median(values) for name, values in seconds.items()},
         "error": max(
             float((mine - layout.shard(right, rank, -2)).abs().max())
             for mine, right in zip(step(attention, own), step(case.alone, whole), strict=True)
         ),
-        "computing": traffic.computing_seconds,
-        "hidden": traffic.hidden_share,
-        "bytes": traffic.sent_bytes / sizes.rounds,
+        "computing": statistics.attention_seconds,
+        "hidden": statistics.overlap_ratio,
+        "bytes": statistics.bytes_sent / sizes.rounds,
         "kept": kept_bytes(attention, own),
         "kept_alone": kept_bytes(case.alone, whole),
     }

@@ -20,7 +20,7 @@ from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
 from lightning_dalle.commands.recipes import packaged_recipes
 from lightning_dalle.distributed.powersgd.comm import WIRE_FORMATS, WireFormat
-from lightning_dalle.distributed.powersgd.linalg import orthonormal_basis, thin_product
+from lightning_dalle.distributed.powersgd.linalg import orthonormal_basis, tall_product
 from lightning_dalle.lightning_modules.configuration import as_config
 from lightning_dalle.models.contrastive import ContrastiveConfig
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
@@ -112,7 +112,7 @@ def operations() -> dict[str, Operation]:
 
     def thin_product_of_ours(matrix: Tensor, factor: Tensor) -> Tensor:
         number_format = product_dtype(matrix.dtype, matrix.device)
-        return thin_product(matrix.to(number_format), factor.to(number_format))
+        return tall_product(matrix.to(number_format), factor.to(number_format))
 
     return {
         "matrix product 512 x 512": of_tensors(torch.mm, (512, 512), (512, 512)),
@@ -133,7 +133,7 @@ def operations() -> dict[str, Operation]:
         "our attention under a row pattern, forward": of_tensors(ours, *[tiled] * 3),
         "our attention under a row pattern, forward and backward": of_tensors(ours, *[tiled] * 3, backward=True),
         "our step of decoding, 128 candidates": of_tensors(decoding_step, one, kept, kept),
-        "thin product": of_tensors(thin_product, matrix, thin),
+        "thin product": of_tensors(tall_product, matrix, thin),
         "our thin product, as of PowerSGD": of_tensors(thin_product_of_ours, matrix, thin),
         "our orthonormal basis, as of PowerSGD": of_tensors(orthonormal_basis, (4 * width, 4)),
         "orthogonalisation, as of Muon": of_tensors(

@@ -3,7 +3,7 @@
 python -m tests.benchmarks.powersgd_on_shapes --updates 300
 
 Other compressed runs than that of the default, which starts uncompressed and has warm factors, are named as
-`--compressed rank=15 rank=15,warm_start=true`. At rank 15 a process saves 85 % of the matrices of layers, which is how
+`--compressed matrix_approximation_rank=15 matrix_approximation_rank=15,warm_start=true`. At rank 15 a process saves 85 % of the matrices of layers, which is how
 the paper counts. Of all gradients it saves less, since embeddings and unembeddings travel whole, which are much of a
 small network. The optimizer is AdamW, since Muon needs whole matrices.
 """
@@ -19,12 +19,12 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_dalle import ShardedPowerSGDStrategy
 from tests.benchmarks.shapes_transformer import QUIET, prepare, shapes, transformer
+from tests.distributed.toy_module import powersgd_strategy
 from tests.ranks import run_ranks
 
 RANKS = 4
-DEFAULT = "rank=15,warm_start=true,start_powersgd_iter=30"
+DEFAULT = "matrix_approximation_rank=15,warm_start=true,start_powersgd_iter=30"
 
 
 class _Curve(Callback):
@@ -46,7 +46,7 @@ def _train_on_rank(
 ) -> dict[str, float]:
     os.environ["LOCAL_RANK"] = str(rank)
     module, data = transformer(folder, updates), shapes(folder, batch_size // RANKS)
-    strategy = ShardedPowerSGDStrategy(shard_size=2, **settings)
+    strategy = powersgd_strategy(shard_size=2, **settings)
     trainer = Trainer(
         **QUIET,
         devices=RANKS,
@@ -63,7 +63,7 @@ def _train_on_rank(
     compressor = strategy.gradients.compressor
     sent = sum(matrix.num_sent for matrix in compressor.plan.matrices)
     return {
-        "rate of all": compressor.traffic.rate,
+        "rate of all": compressor.communication.compression_rate,
         "rate of matrices": 1 - sent / sum(matrix.rows * matrix.columns for matrix in compressor.plan.matrices),
     }
 

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dalle.distributed.hsdp import shard_blocks
 from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
-from lightning_dalle.distributed.powersgd.sharded import ShardedGradients
+from lightning_dalle.distributed.powersgd.sharded import PowerSGDGradients
 from tests.benchmarks.limited_link import ADDRESSES, bytes_that_left, limit, start, two_machines, why_not
 
 RANKS = 4
@@ -123,7 +123,7 @@ class Compressed(Contestant):
     mesh_shape = (2, 2)
 
     def __init__(self, **settings: Any) -> None:
-        self.config = PowerSGDConfig(rank=RANK, **settings)
+        self.config = PowerSGDConfig(matrix_approximation_rank=RANK, **settings)
         super().__init__()
 
     def wrap(self) -> None:
@@ -132,10 +132,10 @@ class Compressed(Contestant):
             shard_blocks(self.network, self.mesh["shard"])
 
     def prepare(self) -> None:
-        self.gradients = ShardedGradients(dict(self.network.named_parameters()), self.mesh, self.config)
+        self.gradients = PowerSGDGradients(dict(self.network.named_parameters()), self.mesh, self.config)
 
     def before_backward(self) -> None:
-        self.gradients.fold_residuals()
+        self.gradients.begin_backward()
         self.gradients.begin_last_backward()
 
     def after_backward(self) -> None:
@@ -214,11 +214,11 @@ def _work(rank: int) -> None:
     for megabits, steps in PHASES:
         if rank % 2 == 0:
             limit(machine, megabits)
-        traffic = compressed.gradients.compressor.traffic
-        accounted = torch.tensor([float(traffic.sent)])
+        statistics = compressed.gradients.compressor.communication
+        accounted = torch.tensor([float(statistics.bytes_sent)])
         answer = _timed_steps(contestants, machine, step, steps)
         step += steps
-        accounted = (torch.tensor([float(traffic.sent)]) - accounted) / steps
+        accounted = (torch.tensor([float(statistics.bytes_sent)]) - accounted) / steps
         # Both ranks of this machine.
         distributed.all_reduce(accounted, group=compressed.mesh["shard"].get_group())
         answer["compressed"]["accounted_bytes"] = accounted.item()

@@ -16,4 +16,4 @@ def groups(engine: str) -> dict[str, Any]:
     if engine != "hybrid":
         return {f"{'ring' if engine == 'ring' else 'head'}_group": world}
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ring", "heads"))
-    return {"ring_group": mesh.get_group("ring"), "head_group": mesh.get_group("heads")}
+    return {"ring_group": mesh.get_group("ring"), "ulysses_group": mesh.get_group("heads")}

@@ -94,7 +94,7 @@ class BatchCut(LayerCut):
         return SequencePlan(
             batch={"tokens": 1, "labels": 1, "positions": 1},
             predictions=1,
-            documents="documents",
+            document_ids="document_ids",
             num_heads=HEADS,
         )
 
@@ -113,7 +113,7 @@ class Foreign(LayerCut):
         return batch["positions"]
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        seen = batch["documents"].unsqueeze(-1) == batch["documents"].unsqueeze(-2)
+        seen = batch["document_ids"].unsqueeze(-1) == batch["document_ids"].unsqueeze(-2)
         self.mask = (seen & torch.ones_like(seen).tril()).unsqueeze(1)
         hidden = self.tokens(batch["tokens"]) + self.positions(self.number(batch))
         for layer in self.layers:
@@ -137,10 +137,10 @@ def batches(num_batches: int, rank: int, world_size: int, length: int = LENGTH, 
         # Labels at the end alone, so that some ranks have few or none.
         labels[:, : 2 * length // 3] = -100
         starts = torch.tensor([[length // 4], [length // 2], [length - 9], [1]]) + number % 8
-        documents = (torch.arange(length) >= starts).long()
+        document_ids = (torch.arange(length) >= starts).long()
         positions = torch.arange(length).expand(SAMPLES, length)
         mine = slice(rank * share, (rank + 1) * share)
-        entries = {"tokens": tokens, "labels": labels, "documents": documents, "positions": positions}
+        entries = {"tokens": tokens, "labels": labels, "document_ids": document_ids, "positions": positions}
         data.append({name: entry[mine].clone() for name, entry in entries.items()})
     return DataLoader(data, batch_size=None)
 

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_dalle.strategies import ShardedPowerSGDStrategy
-from tests.distributed.toy_module import Toy, batches, trainer_of, whole_state
+from tests.distributed.toy_module import Toy, batches, powersgd_strategy, trainer_of, whole_state
 
 NUM_BATCHES = 3
-FULL_RANK: dict[str, Any] = {"shard_size": 1, "rank": 99, "min_compression_rate": -9.0}
+FULL_RANK: dict[str, Any] = {"shard_size": 1, "matrix_approximation_rank": 99, "min_compression_rate": -9.0}
 
 
 class LaunchedToy(Toy):
@@ -25,7 +24,7 @@ class LaunchedToy(Toy):
 
 def main() -> None:
     module = LaunchedToy(depth=1)
-    trainer = trainer_of(2, ShardedPowerSGDStrategy(**FULL_RANK))
+    trainer = trainer_of(2, powersgd_strategy(**FULL_RANK))
     trainer.fit(module)
     state = whole_state(module)
     if trainer.is_global_zero:

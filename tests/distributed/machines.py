@@ -22,7 +22,7 @@ def step(compressor: PowerSGD, gradients: Sequence[Tensor | None]) -> dict[str, 
     accumulated: list[Tensor | None] = []
     before: list[Tensor | None] = []
     for place, gradient in enumerate(gradients):
-        residual = compressor.residuals.take(place)
+        residual = compressor.error_feedback.take(place)
         total = residual if gradient is None else gradient.clone()
         if residual is not None and gradient is not None:
             total = residual.add_(gradient)
@@ -34,7 +34,7 @@ def step(compressor: PowerSGD, gradients: Sequence[Tensor | None]) -> dict[str, 
         means = compressor.accept(reduction, accumulated)
     else:
         compressor.reject(accumulated)
-    kept = [compressor.residuals.peek(place) for place in range(len(gradients))]
+    kept = [compressor.error_feedback.peek(place) for place in range(len(gradients))]
     return {
         "before": before,
         "means": means,
@@ -42,8 +42,8 @@ def step(compressor: PowerSGD, gradients: Sequence[Tensor | None]) -> dict[str, 
         "norm": float(reduction.squared_norm.sqrt()),
         "finite": reduction.finite,
         "errors": reduction.reconstruction_errors,
-        "bases": reduction.bases,
-        "queries": dict(compressor.queries),
+        "bases": reduction.p,
+        "queries": dict(compressor.initial_q),
     }
 
 

@@ -29,8 +29,8 @@ MASKS = {
     "convolution": SequenceMask(AttentionPattern("convolution", TEXT, HEIGHT, WIDTH, kernel_size=5)),
     "pattern_causal": SequenceMask(AttentionPattern("causal", TEXT, HEIGHT, WIDTH)),
     "pattern_full": SequenceMask(AttentionPattern("full", TEXT, HEIGHT, WIDTH)),
-    "documents": SequenceMask("causal", documents=DOCUMENTS),
-    "documents_by_sample": SequenceMask("bidirectional", documents=torch.cat([DOCUMENTS, OTHER_DOCUMENTS])),
+    "document_ids": SequenceMask("causal", document_ids=DOCUMENTS),
+    "documents_by_sample": SequenceMask("bidirectional", document_ids=torch.cat([DOCUMENTS, OTHER_DOCUMENTS])),
     "padding": SequenceMask("bidirectional", key_padding_mask=_positions_before(200, LENGTH - 1)),
     "padding_in_front": SequenceMask("causal", key_padding_mask=~_positions_before(150, 1)),
     "padded_row": SequenceMask(

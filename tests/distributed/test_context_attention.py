@@ -127,7 +127,7 @@ def _with_other_document(rank: int) -> list[list[Tensor]]:
             for tensor in tensors:
                 tensor[:, :, 50:180] = 100.0
         for engine, kind in itertools.product(ENGINES[size], get_args(LayoutKind)):
-            results.append(_run(rank, engine, SequenceLayout(LENGTH, size, kind), MASKS["documents"], tensors))
+            results.append(_run(rank, engine, SequenceLayout(LENGTH, size, kind), MASKS["document_ids"], tensors))
     return results
 
 

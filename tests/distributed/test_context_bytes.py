@@ -28,9 +28,9 @@ def _cost(rank: int, engine: str, length: int) -> tuple[int, int, int]:
     attention = ContextAttention(layout, SequenceMask("bidirectional"), **groups(engine))
     with torch.autograd.graph.saved_tensors_hooks(partial(_keep, kept), lambda tensor: tensor):
         output = attention(query, key, value)
-    forward = attention.traffic.sent_bytes
+    forward = attention.statistics.bytes_sent
     output.sum().backward()
-    return forward, attention.traffic.sent_bytes - forward, sum(kept.values())
+    return forward, attention.statistics.bytes_sent - forward, sum(kept.values())
 
 
 def _keep(kept: dict[int, int], tensor: Tensor) -> Tensor:
@@ -58,9 +58,9 @@ def _uneven_bytes(rank: int) -> int:
     layout = SequenceLayout(LENGTH, distributed.get_world_size(), "zigzag")
     attention = ContextAttention(layout, SequenceMask(), **groups("ring"))
     attention(*cut(layout, rank, inputs(2, 2)[:3]))
-    assert attention.traffic.travelling_seconds >= attention.traffic.waiting_seconds > 0
-    assert attention.traffic.computing_seconds > 0
-    return attention.traffic.sent_bytes
+    assert attention.statistics.communication_seconds >= attention.statistics.waiting_seconds > 0
+    assert attention.statistics.attention_seconds > 0
+    return attention.statistics.bytes_sent
 
 
 def test_uneven_parts_travel_unpadded() -> None:
@@ -74,9 +74,9 @@ def _window_costs(rank: int) -> tuple[int, int, int]:
     attention = ContextAttention(layout, MASKS["row"], **groups("ring"))
     with torch.autograd.graph.saved_tensors_hooks(partial(_keep, kept), lambda tensor: tensor):
         output = attention(query, key, value)
-    forward = attention.traffic.sent_bytes
+    forward = attention.statistics.bytes_sent
     output.sum().backward()
-    return forward, attention.traffic.sent_bytes - forward, sum(kept.values())
+    return forward, attention.statistics.bytes_sent - forward, sum(kept.values())
 
 
 def test_rows_travel_to_those_alone_that_see_them_and_are_not_kept() -> None:

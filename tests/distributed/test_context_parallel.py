@@ -12,7 +12,7 @@ from tests.ranks import run_ranks
 from tests.rounding import assert_only_rounded, joined
 
 pytestmark = LIGHTNING_WARNINGS
-FULL_RANK = PowerSGDConfig(rank=99, min_compression_rate=-9.0)
+FULL_RANK = PowerSGDConfig(matrix_approximation_rank=99, min_compression_rate=-9.0)
 ACCUMULATED: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
 Case = tuple[dict[str, Any], type[LayerCut], dict[str, Any], dict[str, Any]]
 
@@ -32,7 +32,7 @@ CASES: dict[int, list[Case]] = {
     ],
     4: [
         ({}, LayerCut, {}, {}),
-        ({"attention": "hybrid", "head_size": 2}, BatchCut, {}, {}),
+        ({"attention": "hybrid", "ulysses_degree": 2}, BatchCut, {}, {}),
         ({"shard_size": 4}, LayerCut, {}, {}),
         ({"context_parallel_degree": 2}, BatchCut, {}, ACCUMULATED),
         ({"context_parallel_degree": 2, "shard_size": 2, "powersgd": FULL_RANK}, LayerCut, {}, ACCUMULATED),
@@ -76,5 +76,6 @@ def test_training_equals_that_of_one_process(world_size: int) -> None:
             assert answer["losses"][0] > answer["losses"][-1]
         size = settings.get("context_parallel_degree", world_size)
         assert [answer["sampler"] for answer in answers] == [
-            {"num_replicas": world_size // size, "rank": rank // size} for rank in range(world_size)
+            {"num_replicas": world_size // size, "matrix_approximation_rank": rank // size}
+            for rank in range(world_size)
         ]

@@ -156,14 +156,14 @@ def _figures(rank: int) -> Any:
 def test_figures_tell_what_a_step_sent_and_waited() -> None:
     by_rank = run_ranks(_figures, 2, timeout=120)
     # Of two layers: keys and values of the other rank forward, they and their gradients backward.
-    total = sum(metrics["context/bytes_sent"] for metrics in by_rank)
+    total = sum(metrics["context_parallel/bytes_sent"] for metrics in by_rank)
     assert total == pytest.approx(2 * (2 + 4) * SAMPLES * LENGTH * WIDTH * 4, rel=1e-6)
     for metrics in by_rank:
-        assert metrics["context/computing_seconds"] > 0
-        assert metrics["context/waiting_seconds"] > 0
-        assert 0 <= metrics["context/hidden_share"] <= 1
-        assert metrics["context/imbalance"] == pytest.approx(by_rank[0]["context/imbalance"])
-        assert metrics["context/imbalance"] >= 0
+        assert metrics["context_parallel/computing_seconds"] > 0
+        assert metrics["context_parallel/waiting_seconds"] > 0
+        assert 0 <= metrics["context_parallel/overlap_ratio"] <= 1
+        assert metrics["context_parallel/imbalance"] == pytest.approx(by_rank[0]["context_parallel/imbalance"])
+        assert metrics["context_parallel/imbalance"] >= 0
 
 
 class _PositionsOfRanks(BatchCut):
@@ -222,7 +222,7 @@ REFUSALS: list[tuple[dict[str, Any], type[Any], type[Exception], str]] = [
     ),
     ({"shard_size": 1}, LayerCut, ValueError, r"shard_size \(1\) must be a multiple of context_parallel_degree \(2\)"),
     (
-        {"attention": "hybrid", "head_size": 3},
+        {"attention": "hybrid", "ulysses_degree": 3},
         LayerCut,
         ValueError,
         r"head_size \(3\) must divide context_parallel_degree \(2\)",

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_dalle.strategies import ShardedPowerSGDStrategy
 from tests.architecture.tree import ROOT
 from tests.distributed.launched_toy import FULL_RANK, NUM_BATCHES, LaunchedToy
-from tests.distributed.toy_module import fit_alone, trainer_of, whole_state
+from tests.distributed.toy_module import fit_alone, powersgd_strategy, trainer_of, whole_state
 from tests.foreign_module import LIGHTNING_WARNINGS
 
 pytestmark = LIGHTNING_WARNINGS
@@ -42,5 +41,5 @@ def test_fork_as_in_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # As Lightning tells a notebook.
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     module = LaunchedToy(depth=1)
-    trainer_of(2, ShardedPowerSGDStrategy(**FULL_RANK), default_root_dir=tmp_path).fit(module)
+    trainer_of(2, powersgd_strategy(**FULL_RANK), default_root_dir=tmp_path).fit(module)
     _assert_as_alone(whole_state(module))

@@ -12,13 +12,16 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, distributed
 
-from lightning_dalle.strategies import ShardedPowerSGDStrategy
-from tests.distributed.toy_module import Toy, batches, trainer_of
+from tests.distributed.toy_module import Toy, batches, powersgd_strategy, trainer_of
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 
 pytestmark = LIGHTNING_WARNINGS
-LOW_RANK: dict[str, Any] = {"rank": 2, "min_compression_rate": 0.0, "timeout": timedelta(seconds=30)}
+LOW_RANK: dict[str, Any] = {
+    "matrix_approximation_rank": 2,
+    "min_compression_rate": 0.0,
+    "timeout": timedelta(seconds=30),
+}
 
 
 class _Killed(Toy):
@@ -35,7 +38,7 @@ class _Killed(Toy):
 def _killed_run(rank: int, folder: Path) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
     keep = ModelCheckpoint(folder / "kept", every_n_train_steps=2, filename="{step}")
-    strategy = ShardedPowerSGDStrategy(shard_size=2, **LOW_RANK)
+    strategy = powersgd_strategy(shard_size=2, **LOW_RANK)
     trainer = trainer_of(4, strategy, enable_checkpointing=True, callbacks=[keep])
     _fit_and_tell(trainer, rank, 4, _Killed(3), folder)
 
@@ -51,7 +54,7 @@ def _fit_and_tell(trainer: Trainer, rank: int, world_size: int, module: Toy, fol
 
 def _resumed_run(rank: int, folder: Path) -> int:
     os.environ["LOCAL_RANK"] = str(rank)
-    trainer = trainer_of(4, ShardedPowerSGDStrategy(shard_size=2, **LOW_RANK))
+    trainer = trainer_of(4, powersgd_strategy(shard_size=2, **LOW_RANK))
     loader = batches(6, rank, 4, torch.float64)
     trainer.fit(Toy(), loader, loader, ckpt_path=str(folder / "kept" / "step=2.ckpt"))
     return trainer.global_step
@@ -75,7 +78,7 @@ def _run_without_the_store(rank: int, folder: Path) -> None:
         files.set("port", str(store.port))
     distributed.destroy_process_group()
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    _fit_and_tell(trainer_of(2, ShardedPowerSGDStrategy(shard_size=1, **LOW_RANK)), rank, 2, _Killed(0), folder)
+    _fit_and_tell(trainer_of(2, powersgd_strategy(shard_size=1, **LOW_RANK)), rank, 2, _Killed(0), folder)
 
 
 def test_killed_rank_that_held_the_store_is_named(tmp_path: Path) -> None:

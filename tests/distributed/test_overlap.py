@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lightning_dalle.strategies import ShardedPowerSGDStrategy
-from tests.distributed.toy_module import Toy, batches, trainer_of, whole_state
+from tests.distributed.toy_module import Toy, batches, powersgd_strategy, trainer_of, whole_state
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 
@@ -25,7 +24,7 @@ class _Counting(Toy):
         self.sent: list[int] = []
 
     def on_after_backward(self) -> None:
-        early = self.trainer.strategy.gradients._early  # type: ignore[attr-defined]
+        early = self.trainer.strategy.gradients._overlap  # type: ignore[attr-defined]
         self.sent.append(len(early._sent) if early is not None else 0)
 
 
@@ -53,7 +52,9 @@ class _RunsTwice(_Counting):
 def _train(rank: int, world_size: int, shard_size: int, kind: type[_Counting], overlap: bool) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = kind()
-    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=2, min_compression_rate=0.0, overlap=overlap)
+    strategy = powersgd_strategy(
+        shard_size=shard_size, matrix_approximation_rank=2, min_compression_rate=0.0, overlap=overlap
+    )
     loader = batches(8, rank, world_size, torch.float64)
     trainer_of(world_size, strategy, **OPTIONS).fit(module, loader, loader)
     assert strategy.gradients is not None
@@ -61,9 +62,9 @@ def _train(rank: int, world_size: int, shard_size: int, kind: type[_Counting], o
     hooks = [getattr(part, "_post_accumulate_grad_hooks", None) for part in module.parameters()]
     return {
         "state": whole_state(module),
-        "residuals": [compressor.residuals.peek(place) for place in range(len(compressor.names))],
+        "residuals": [compressor.error_feedback.peek(place) for place in range(len(compressor.names))],
         "sent": module.sent,
-        "bytes": compressor.traffic.sent,
+        "bytes": compressor.communication.bytes_sent,
         "matrices": len(compressor.plan.matrices),
         "hooks": sum(len(each) for each in hooks if each),
     }

@@ -50,7 +50,12 @@ def test_compressor_equals_the_oracle_and_keeps_what_it_leaves_out(world_size: i
     order = list(range(world_size))
     double = torch.float64
     cases = [
-        ({"rank": rank, "warm_start": warm, "min_compression_rate": NEVER_TOO_COSTLY}, order, double, 3)
+        (
+            {"matrix_approximation_rank": rank, "warm_start": warm, "min_compression_rate": NEVER_TOO_COSTLY},
+            order,
+            double,
+            3,
+        )
         for rank, warm in itertools.product([1, 3, 99], [False, True])
     ]
     for case, by_rank in zip(cases, zip(*run_ranks(_many_cases, world_size, cases), strict=True), strict=True):
@@ -70,7 +75,7 @@ def test_compressor_equals_the_oracle_and_keeps_what_it_leaves_out(world_size: i
                 # The sum over machines of what is left is what there was less the gradient that was applied.
                 identity = torch.stack(before).sum(dim=0) - world_size * means[0]
                 torch.testing.assert_close(after.sum(dim=0), identity, rtol=1e-12, atol=1e-12)
-                if case[0]["rank"] == 99:
+                if case[0]["matrix_approximation_rank"] == 99:
                     torch.testing.assert_close(means[0], mean, rtol=1e-12, atol=1e-12)
                 if queries is not None and len(shape) == 2:
                     query = queries[name]
@@ -86,9 +91,9 @@ def _low_rank(rank: int) -> Any:
     generator = torch.Generator().manual_seed(rank)
     shared = torch.randn(30, 3, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     gradient = shared @ torch.randn(3, 50, generator=generator, dtype=torch.float64)
-    compressor = compressor_of({"weight": gradient}, {"rank": 3})
+    compressor = compressor_of({"weight": gradient}, {"matrix_approximation_rank": 3})
     answer = step(compressor, [gradient])
-    generous = compressor_of({"weight": gradient}, {"rank": 8})
+    generous = compressor_of({"weight": gradient}, {"matrix_approximation_rank": 8})
     return gradient, answer, step(generous, [gradient])
 
 
@@ -103,7 +108,7 @@ def test_gradient_of_at_most_the_rank_comes_through_exactly() -> None:
 
 
 def test_runs_are_reproducible_and_the_order_of_ranks_is_rounding() -> None:
-    settings = {"rank": 2, "min_compression_rate": NEVER_TOO_COSTLY}
+    settings = {"matrix_approximation_rank": 2, "min_compression_rate": NEVER_TOO_COSTLY}
     orders = [[0, 1], [0, 1], [1, 0]]
     cases = [(settings, order, torch.float32, 3) for order in orders]
     first, again, swapped = zip(*run_ranks(_many_cases, 2, cases), strict=True)
@@ -120,7 +125,7 @@ def test_runs_are_reproducible_and_the_order_of_ranks_is_rounding() -> None:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_sixteen_bits_on_the_wire_cost_rounding_only(world_size: int) -> None:
     order = list(range(world_size))
-    common = {"rank": 3, "min_compression_rate": NEVER_TOO_COSTLY, "error_feedback": False}
+    common = {"matrix_approximation_rank": 3, "min_compression_rate": NEVER_TOO_COSTLY, "error_feedback": False}
     cases = [({**common, "wire_format": name}, order, torch.float32, 1) for name in ("fp32", "bf16", "1-6-9")]
     exact, bfloat, paper = zip(*run_ranks(_many_cases, world_size, cases), strict=True)
     for (answer,), (other,) in [*zip(exact, bfloat, strict=True), *zip(exact, paper, strict=True)]:
@@ -137,7 +142,9 @@ def test_sixteen_bits_on_the_wire_cost_rounding_only(world_size: int) -> None:
 
 
 def _rejected(rank: int, value: float) -> Any:
-    compressor = compressor_of({"weight": torch.zeros(20, 30), "bias": torch.zeros(5)}, {"rank": 2})
+    compressor = compressor_of(
+        {"weight": torch.zeros(20, 30), "bias": torch.zeros(5)}, {"matrix_approximation_rank": 2}
+    )
     first = step(compressor, [torch.ones(20, 30) * (rank + 1), torch.ones(5)])
     spoiled = torch.full((20, 30), 0.5)
     bias = torch.ones(5)
@@ -167,7 +174,7 @@ def test_value_that_is_not_finite_on_one_rank_stops_all_and_spoils_no_healthy_bu
 
 
 def _overflowing(rank: int) -> Any:
-    compressor = compressor_of({"weight": torch.zeros(20, 30)}, {"rank": 2})
+    compressor = compressor_of({"weight": torch.zeros(20, 30)}, {"matrix_approximation_rank": 2})
     return step(compressor, [torch.full((20, 30), 3e38)])
 
 
@@ -180,7 +187,7 @@ def test_overflow_of_a_product_is_clamped_and_no_nan_comes_out() -> None:
 
 def _unused(rank: int) -> Any:
     names = {"nobody": torch.zeros(20, 30), "one": torch.zeros(20, 30), "bias": torch.zeros(5), "other": torch.zeros(5)}
-    compressor = compressor_of(names, {"rank": 20, "min_compression_rate": NEVER_TOO_COSTLY})
+    compressor = compressor_of(names, {"matrix_approximation_rank": 20, "min_compression_rate": NEVER_TOO_COSTLY})
     mine: list[Tensor | None] = [None, None, None, None]
     if rank == 0:
         mine[1], mine[2] = torch.ones(20, 30), torch.ones(5)
@@ -196,12 +203,21 @@ def test_tensor_that_no_rank_used_has_no_gradient() -> None:
 
 
 def _first_steps(rank: int) -> Any:
-    compressor = compressor_of({"weight": torch.zeros(20, 30)}, {"rank": 1, "start_powersgd_iter": 2})
+    compressor = compressor_of(
+        {"weight": torch.zeros(20, 30)}, {"matrix_approximation_rank": 1, "start_powersgd_iter": 2}
+    )
     answers = []
     for number in range(3):
         gradient = torch.randn(20, 30, generator=torch.Generator().manual_seed(2 * number + rank))
         answer = step(compressor, [gradient])
-        answers.append((gradient, answer["means"][0], compressor.traffic.sent, compressor.traffic.uncompressed))
+        answers.append(
+            (
+                gradient,
+                answer["means"][0],
+                compressor.communication.bytes_sent,
+                compressor.communication.bytes_uncompressed,
+            )
+        )
     return answers
 
 
@@ -220,9 +236,11 @@ def test_first_steps_travel_whole_and_bytes_are_counted() -> None:
 def _compact_residual(rank: int) -> Any:
     answers = []
     for name in ("fp32", "bf16", "1-6-9"):
-        compressor = compressor_of({"weight": torch.zeros(20, 30)}, {"rank": 1, "residual_format": name})
+        compressor = compressor_of(
+            {"weight": torch.zeros(20, 30)}, {"matrix_approximation_rank": 1, "error_feedback_format": name}
+        )
         gradient = torch.randn(20, 30, generator=torch.Generator().manual_seed(rank))
-        answers.append((step(compressor, [gradient])["after"][0], compressor.residuals.num_bytes))
+        answers.append((step(compressor, [gradient])["after"][0], compressor.error_feedback.num_bytes))
     return answers
 
 
@@ -239,22 +257,22 @@ def test_residual_stays_in_the_memory_of_the_gradient() -> None:
 
 
 def _memory_of_residual(rank: int) -> bool:
-    compressor = compressor_of({"weight": torch.zeros(20, 30)}, {"rank": 1})
+    compressor = compressor_of({"weight": torch.zeros(20, 30)}, {"matrix_approximation_rank": 1})
     gradient = torch.randn(20, 30)
     address = gradient.data_ptr()
     compressor.accept(compressor.reduce([gradient]), [gradient])
-    residual = compressor.residuals.take(0)
-    return residual is not None and residual.data_ptr() == address and compressor.residuals.num_bytes == 0
+    residual = compressor.error_feedback.take(0)
+    return residual is not None and residual.data_ptr() == address and compressor.error_feedback.num_bytes == 0
 
 
 def _first_factor(rank: int) -> tuple[Tensor, Tensor]:
     gradient = torch.randn(40, 24, generator=torch.Generator().manual_seed(rank)).bfloat16()
-    compressor = compressor_of({"weight": gradient}, {"rank": 2, "start_powersgd_iter": 0})
+    compressor = compressor_of({"weight": gradient}, {"matrix_approximation_rank": 2, "start_powersgd_iter": 0})
     (matrix,) = compressor.plan.matrices
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(powersgd, "product_dtype", lambda dtype, device: torch.float32)
-        factor = compressor.first_factor(matrix, gradient)
-    return factor, matrix.matrix_of(gradient).float() @ compressor.queries["weight"]
+        factor = compressor.local_p(matrix, gradient)
+    return factor, matrix.matrix_of(gradient).float() @ compressor.initial_q["weight"]
 
 
 def test_where_bfloat16_is_slow_its_gradients_are_multiplied_in_float32() -> None:

@@ -11,14 +11,22 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from lightning_dalle.distributed.powersgd.checkpoint import residual_sums
-from lightning_dalle.strategies import ShardedPowerSGDStrategy, consolidate_checkpoint
-from tests.distributed.toy_module import Toy, batches, fit_on_rank, trainer_of, whole_state, whole_tensors
+from lightning_dalle.distributed.powersgd.checkpoint import error_feedback_sums
+from lightning_dalle.strategies import consolidate_checkpoint
+from tests.distributed.toy_module import (
+    Toy,
+    batches,
+    fit_on_rank,
+    powersgd_strategy,
+    trainer_of,
+    whole_state,
+    whole_tensors,
+)
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 
 pytestmark = LIGHTNING_WARNINGS
-LOW_RANK: dict[str, Any] = {"rank": 1, "min_compression_rate": 0.0}
+LOW_RANK: dict[str, Any] = {"matrix_approximation_rank": 1, "min_compression_rate": 0.0}
 HALF = 4
 
 
@@ -32,7 +40,7 @@ class _SumOfResiduals(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self.step:
             gradients = trainer.strategy.gradients  # type: ignore[attr-defined]
-            self.sums = whole_tensors(residual_sums(gradients))
+            self.sums = whole_tensors(error_feedback_sums(gradients))
 
 
 def _save(rank: int, settings: dict[str, Any], folder: Path) -> Any:
@@ -45,7 +53,7 @@ def _save(rank: int, settings: dict[str, Any], folder: Path) -> Any:
 def _resume(rank: int, world_size: int, settings: dict[str, Any], file: Path) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module, residuals = Toy(), _SumOfResiduals(HALF)
-    trainer = trainer_of(world_size, ShardedPowerSGDStrategy(**settings), callbacks=[residuals])
+    trainer = trainer_of(world_size, powersgd_strategy(**settings), callbacks=[residuals])
     loader = batches(HALF, rank, world_size, torch.float64, start=HALF)
     trainer.fit(module, loader, loader, ckpt_path=str(file))
     return {"losses": module.losses, "state": whole_state(module), "residuals": residuals.sums}
@@ -115,7 +123,10 @@ def test_one_file_is_read_on_one_device(saved: tuple[Path, list[Any]], tmp_path:
 
 def _resume_from_file(rank: int, file: Path) -> Any:
     """As a machine of its own each, then as shards."""
-    return [_resume(rank, 2, {"rank": 99, "min_compression_rate": -9.0, "shard_size": size}, file) for size in (1, 2)]
+    return [
+        _resume(rank, 2, {"matrix_approximation_rank": 99, "min_compression_rate": -9.0, "shard_size": size}, file)
+        for size in (1, 2)
+    ]
 
 
 def test_one_file_resumes_in_plain_tensors_and_in_shards(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 
 from lightning_dalle.plugins import PerBlockGradientScaling
-from lightning_dalle.strategies import ShardedPowerSGDStrategy
-from tests.distributed.toy_module import Block, Toy, batches, trainer_of, whole_state
+from tests.distributed.toy_module import Block, Toy, batches, powersgd_strategy, trainer_of, whole_state
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 
@@ -38,7 +37,7 @@ def _run(rank: int, world_size: int, shard_size: int, plugin: str) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     torch.manual_seed(0)
     module = _Scaled() if plugin == "scaled" else Toy(torch.float32)
-    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=2, min_compression_rate=0.0)
+    strategy = powersgd_strategy(shard_size=shard_size, matrix_approximation_rank=2, min_compression_rate=0.0)
     scaling = PerBlockGradientScaling(Block, "float16", initial_scale=2.0**8)
     options: dict[str, Any] = {"plugins": scaling} if plugin == "scaled" else {"precision": plugin}
     trainer = trainer_of(world_size, strategy, gradient_clip_val=1.0, **options)

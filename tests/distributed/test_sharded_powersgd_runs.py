@@ -75,7 +75,7 @@ class _Spoiled(Toy):
 def _spoiled_run(rank: int, world_size: int, shard_size: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = _Spoiled(spoil=rank == 1)
-    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=2, min_compression_rate=0.0)
+    strategy = powersgd_strategy(shard_size=shard_size, matrix_approximation_rank=2, min_compression_rate=0.0)
     trainer = trainer_of(world_size, strategy, gradient_clip_val=1.0)
     loader = batches(5, rank, world_size, torch.float64)
     trainer.fit(module, loader, loader)
@@ -108,8 +108,8 @@ class _Own(Toy):
 def _own_plan(rank: int, world_size: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = _Own()
-    strategy = ShardedPowerSGDStrategy(
-        shard_size=2, rank=99, min_compression_rate=-9.0, exclude=["blocks.1.expand.weight"]
+    strategy = powersgd_strategy(
+        shard_size=2, matrix_approximation_rank=99, min_compression_rate=-9.0, exclude=["blocks.1.expand.weight"]
     )
     trainer = trainer_of(world_size, strategy, gradient_clip_val=0.1, log_every_n_steps=1)
     loader = batches(6, rank, world_size, torch.float64)
@@ -130,7 +130,7 @@ def test_module_that_shards_itself_and_names_exceptions() -> None:
         assert metrics["powersgd/skipped_steps"] == 0
         assert metrics["powersgd/reconstruction_error/blocks.*.expand.weight"] < 1e-6
         # Machines keep what they differ by; it adds up to nothing.
-        assert metrics["powersgd/residual_norm"] > 0
+        assert metrics["powersgd/error_feedback_norm"] > 0
         # At full rank the factors are larger than the matrices.
         assert metrics["powersgd/bytes_saved"] < 0 < metrics["powersgd/bytes_sent"]
 
@@ -138,7 +138,7 @@ def test_module_that_shards_itself_and_names_exceptions() -> None:
 def _differently_drawn(rank: int, shard_size: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = Toy(seed=rank)
-    strategy = ShardedPowerSGDStrategy(shard_size=shard_size, rank=99, min_compression_rate=-9.0)
+    strategy = powersgd_strategy(shard_size=shard_size, matrix_approximation_rank=99, min_compression_rate=-9.0)
     trainer = trainer_of(2, strategy, log_every_n_steps=1)
     loader = batches(3, rank, 2, torch.float64)
     trainer.fit(module, loader, loader)
@@ -174,14 +174,16 @@ class _Measured(Toy):
         gradients = self.trainer.strategy.gradients  # type: ignore[attr-defined]
         compressed = [gradients.sharded[matrix.name].grad for matrix in gradients.compressor.plan.matrices]
         in_gradients = sum(8 * gradient.numel() for gradient in compressed if gradient is not None)
-        self.counts.append((gradients.compressor.residuals.num_bytes, in_gradients))
+        self.counts.append((gradients.compressor.error_feedback.num_bytes, in_gradients))
 
 
 def _measured_run(rank: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = _Measured()
     trainer = trainer_of(
-        2, ShardedPowerSGDStrategy(shard_size=1, rank=1, min_compression_rate=0.0), accumulate_grad_batches=2
+        2,
+        powersgd_strategy(shard_size=1, matrix_approximation_rank=1, min_compression_rate=0.0),
+        accumulate_grad_batches=2,
     )
     loader = batches(6, rank, 2, torch.float64)
     trainer.fit(module, loader, loader)
@@ -239,7 +241,7 @@ class _OverTheWholeMesh(Toy):
 
 REFUSALS: list[tuple[dict[str, Any], type[Toy], str]] = [
     ({"shard_size": 3}, Toy, r"shard_size \(3\) must divide the number of processes \(2\)"),
-    ({"total_rank": 3}, Toy, r"total_rank \(3\) must be a multiple of the shard size \(2\)"),
+    ({"total_matrix_approximation_rank": 3}, Toy, r"total_rank \(3\) must be a multiple of the shard size \(2\)"),
     ({}, _ByHand, "_ByHand has automatic_optimization=False"),
     ({}, _OverTheWholeMesh, r"must be the dimension 'shard' of device_mesh"),
     ({"exclude": ["nothing"]}, Toy, "pattern 'nothing' matches no parameter"),
@@ -251,7 +253,7 @@ def _refusals(rank: int) -> int:
     loader = batches(1, rank, 2, torch.float64)
     for settings, module, message in REFUSALS:
         with pytest.raises(ValueError, match=message):
-            trainer_of(2, ShardedPowerSGDStrategy(**settings)).fit(module(), loader, loader)
+            trainer_of(2, powersgd_strategy(**settings)).fit(module(), loader, loader)
     return len(REFUSALS)
 
 

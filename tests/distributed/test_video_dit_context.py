@@ -73,8 +73,8 @@ def _steps(conditioning: str, sequences: ContextParallelSession | None) -> list[
 def _steps_on_rank(rank: int, world_size: int) -> list[list[tuple[Tensor, dict[str, Tensor]]]]:
     answers = []
     for conditioning in ("cross_attention", "joint"):
-        for head_size in (1, 2):
-            groups = init_context_groups(world_size, world_size, head_size, "cpu")
+        for ulysses_degree in (1, 2):
+            groups = init_context_groups(world_size, world_size, ulysses_degree, "cpu")
             sequences = ContextParallelSession(_module(conditioning).sequence_plan(), groups)
             answers.append(_steps(conditioning, sequences))
     return answers

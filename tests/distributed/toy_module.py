@@ -1,5 +1,6 @@
 """Somebody else's LightningModule, which never heard of sharding, and runs of it on ranks."""
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader
 
-from lightning_dalle.strategies import ShardedPowerSGDStrategy
+from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
+from lightning_dalle.distributed.powersgd.gradients import PowerSGDGradients
+from lightning_dalle.strategies import MeshStrategy, ShardedPowerSGDStrategy
 from tests.foreign_module import QUIET
 
 WIDTH = 10
@@ -86,7 +89,7 @@ def batches(num_batches: int, rank: int, world_size: int, dtype: torch.dtype, st
     return DataLoader(data, batch_size=None)
 
 
-def trainer_of(world_size: int, strategy: ShardedPowerSGDStrategy | str, **options: Any) -> Trainer:
+def trainer_of(world_size: int, strategy: MeshStrategy | str, **options: Any) -> Trainer:
     settings: dict[str, Any] = {
         **QUIET,
         "devices": world_size,
@@ -102,6 +105,15 @@ def trainer_of(world_size: int, strategy: ShardedPowerSGDStrategy | str, **optio
 def whole_state(module: nn.Module) -> dict[str, Tensor]:
     """All parameters, gathered from the ranks."""
     return whole_tensors(module.state_dict())
+
+
+def powersgd_strategy(**settings: Any) -> ShardedPowerSGDStrategy:
+    """Build the strategy from its own arguments and those of its `PowerSGDConfig` side by side."""
+    names = {field.name for field in dataclasses.fields(PowerSGDConfig)}
+    powersgd = PowerSGDConfig(**{name: value for name, value in settings.items() if name in names})
+    return ShardedPowerSGDStrategy(
+        powersgd=powersgd, **{name: value for name, value in settings.items() if name not in names}
+    )
 
 
 def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -124,16 +136,16 @@ def fit_on_rank(
     """Trains a toy on this rank's share and tells what came of it."""
     os.environ["LOCAL_RANK"] = str(rank)
     module = Toy(dtype, depth=depth)
-    strategy = ShardedPowerSGDStrategy(**settings)
+    strategy = powersgd_strategy(**settings)
     trainer = trainer_of(world_size, strategy, **options)
     loader = batches(num_batches, rank, world_size, dtype)
     trainer.fit(module, loader, loader)
-    assert strategy.gradients is not None
+    assert isinstance(strategy.gradients, PowerSGDGradients)
     return {
         "state": whole_state(module),
         "losses": module.losses,
         "plan": [matrix.name for matrix in strategy.gradients.compressor.plan.matrices],
-        "sent": strategy.gradients.compressor.traffic.sent,
+        "sent": strategy.gradients.compressor.communication.bytes_sent,
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
     }
 

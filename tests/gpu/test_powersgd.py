@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from lightning_dalle.distributed.powersgd.linalg import orthonormal_basis, thin_product
+from lightning_dalle.distributed.powersgd.linalg import orthonormal_basis, tall_product
 
 # Another device can be named to try the tests themselves where there is no CUDA.
 DEVICE = os.environ.get("LIGHTNING_DALLE_TEST_DEVICE", "cuda")
@@ -24,6 +24,6 @@ def test_approximation_of_a_matrix(transposed: bool) -> None:
     for device in ("cpu", DEVICE):
         placed = matrix.to(device).T if transposed else matrix.to(device)
         # A basis is unique up to signs, the projection on it is unique.
-        basis = orthonormal_basis(thin_product(placed, query.to(device)))
-        approximations.append((basis @ thin_product(placed.T, basis).T).cpu())
+        basis = orthonormal_basis(tall_product(placed, query.to(device)))
+        approximations.append((basis @ tall_product(placed.T, basis).T).cpu())
     torch.testing.assert_close(approximations[0], approximations[1], rtol=1e-9, atol=1e-11)

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from lightning_dalle.distributed.context_parallel.comm import ContextTraffic
+from lightning_dalle.distributed.context_parallel.comm import CommunicationStatistics
 from lightning_dalle.distributed.context_parallel.halo import KeyExchange, WindowAttention
 from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
 from lightning_dalle.distributed.context_parallel.mask import SequenceMask
@@ -21,9 +21,9 @@ class ContextAttention:
     """Exact attention of each process's part of a sequence to the whole of it; hidden blocks are not computed.
 
     With `ring_group`, keys and values travel round it (ring attention), or under a row or convolution pattern straight
-    to the processes that see them; with `head_group`, its processes trade positions for heads (Ulysses); with both,
+    to the processes that see them; with `ulysses_group`, its processes trade positions for heads (Ulysses); with both,
     heads are traded inside and keys travel across. Rank r of the ring and h of the head group holds the positions of
-    rank `r * head_group.size() + h` of the layout.
+    rank `r * ulysses_group.size() + h` of the layout.
 
     All processes must make the same calls in the same order; each backward pass communicates too. Gradients flow once.
     The plan is made once for a mask and a device, and keeps a byte for each pair in blocks that are partly hidden;
@@ -31,7 +31,7 @@ class ContextAttention:
 
     Args:
         layout: Of as many ranks as the groups' sizes multiplied.
-        traffic: Counters to add to, where several attentions share them.
+        statistics: Counters to add to, where several attentions share them.
 
     Raises:
         ValueError: If the layout has another number of ranks, or the mask another length.
@@ -51,31 +51,31 @@ class ContextAttention:
         mask: SequenceMask,
         *,
         ring_group: ProcessGroup | None = None,
-        head_group: ProcessGroup | None = None,
-        traffic: ContextTraffic | None = None,
+        ulysses_group: ProcessGroup | None = None,
+        statistics: CommunicationStatistics | None = None,
     ) -> None:
-        self.traffic = ContextTraffic() if traffic is None else traffic
-        self.ring = Ring(ring_group, self.traffic)
-        head_size, head_rank = (1, 0) if head_group is None else (head_group.size(), head_group.rank())
-        if layout.num_ranks != self.ring.size * head_size:
+        self.statistics = CommunicationStatistics() if statistics is None else statistics
+        self.ring = Ring(ring_group, self.statistics)
+        ulysses_degree, head_rank = (1, 0) if ulysses_group is None else (ulysses_group.size(), ulysses_group.rank())
+        if layout.num_ranks != self.ring.size * ulysses_degree:
             raise ValueError(
-                f"layout has {layout.num_ranks} ranks, but ring_group has {self.ring.size} and head_group {head_size}"
+                f"layout has {layout.num_ranks} ranks, but ring_group has {self.ring.size} and ulysses_group {ulysses_degree}"
             )
         mask.check_length(layout.length)
         self._mask = mask
-        members = [range(member * head_size, (member + 1) * head_size) for member in range(self.ring.size)]
+        members = [range(member * ulysses_degree, (member + 1) * ulysses_degree) for member in range(self.ring.size)]
         self._runs = [_joined([run for rank in ranks for run in layout.runs(rank)]) for ranks in members]
         self._plans: dict[tuple[str, bool], RingPlan | WindowPlan] = {}
         self._window = _grid_of(mask, "row", "convolution")
         if self._window is not None:
             borders = [plan_window(self._window, runs).border for runs in self._runs]
             self._key_exchange = KeyExchange(self.ring, self._runs, borders)
-        self.local_length = layout.local_length(self.ring.rank * head_size + head_rank)
+        self.local_length = layout.local_length(self.ring.rank * ulysses_degree + head_rank)
         self.exchange: HeadExchange | None = None
-        if head_group is not None:
+        if ulysses_group is not None:
             own = members[self.ring.rank]
             lengths = [layout.local_length(rank) for rank in own]
-            self.exchange = HeadExchange(head_group, lengths, self.traffic)
+            self.exchange = HeadExchange(ulysses_group, lengths, self.statistics)
 
     def __call__(
         self,
@@ -146,7 +146,7 @@ class ContextAttention:
 
 def _grid_of(mask: SequenceMask, *kinds: PatternKind) -> AttentionPattern | None:
     """The mask's pattern if it is one of the kinds, and documents and padding hide nothing more."""
-    rule, narrowed = mask.rule, mask.documents is not None or mask.key_padding_mask is not None
+    rule, narrowed = mask.rule, mask.document_ids is not None or mask.key_padding_mask is not None
     if narrowed or not isinstance(rule, AttentionPattern) or rule.height == 0:
         return None
     return rule if rule.kind in kinds else None

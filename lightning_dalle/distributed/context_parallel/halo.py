@@ -79,7 +79,7 @@ class KeyExchange:
             rank: like.new_empty(*like.shape[:-2], sum(segment.length for segment in segments), like.shape[-1])
             for rank, segments in expected.items()
         }
-        return start_transfer(self.ring.group, sent, received, self.ring.traffic)
+        return start_transfer(self.ring.group, sent, received, self.ring.statistics)
 
 
 @dataclass(frozen=True)
@@ -146,15 +146,15 @@ class WindowAttention(torch.autograd.Function):
         dropout: PositionalDropout | None,
     ) -> Tensor:
         """Joins the tiles by their log-sum-exps."""
-        query, traffic = query.contiguous(), exchange.ring.traffic
+        query, statistics = query.contiguous(), exchange.ring.statistics
         pair = torch.stack([key, value])
         softmax = OnlineSoftmax.empty(query)
         fetched = exchange.fetch(pair)
-        with traffic.computing():
+        with statistics.attending():
             for tiles in (*plan.inner[0], *plan.inner[1]):
                 softmax.add(tiles, query, pair, dropout)
         border = fetched.wait()
-        with traffic.computing():
+        with statistics.attending():
             for tiles in plan.outer:
                 softmax.add(tiles, query, border, dropout)
         output, log_sum_exp = softmax.finished(query.dtype)
@@ -167,18 +167,18 @@ class WindowAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """Computes each tile's share with the log-sum-exp of the whole."""
         query, pair, output, log_sum_exp = ctx.saved_tensors
-        exchange, plan, traffic = ctx.exchange, ctx.plan, ctx.exchange.ring.traffic
+        exchange, plan, statistics = ctx.exchange, ctx.plan, ctx.exchange.ring.statistics
         fetched = exchange.fetch(pair)
         result = AttentionResult(query, output, log_sum_exp, grad_output.contiguous(), ctx.dropout)
-        with traffic.computing():
+        with statistics.attending():
             grad_query, grad_pair = (torch.zeros_like(each, dtype=accumulator_dtype(each)) for each in (query, pair))
             result.add_gradients(plan.inner[0], pair, grad_query, grad_pair)
         border = fetched.wait()
-        with traffic.computing():
+        with statistics.attending():
             grad_border = torch.zeros_like(border, dtype=grad_pair.dtype)
             result.add_gradients(plan.outer, border, grad_query, grad_border)
         brought_home = exchange.bring_home(grad_border, grad_pair)
-        with traffic.computing():
+        with statistics.attending():
             result.add_gradients(plan.inner[1], pair, grad_query, grad_pair)
         brought_home.add_to(grad_pair)
         grad_key, grad_value = grad_pair.to(pair.dtype).unbind(0)

@@ -81,19 +81,19 @@ class SequenceLayout:
         self,
         tokens: Int[Tensor, "*batch length"],
         rank: int,
-        documents: Int[Tensor, "*#batch length"] | None = None,
+        document_ids: Int[Tensor, "*#batch length"] | None = None,
         ignore_index: int = -100,
     ) -> Int[Tensor, "*batch local"]:
         """The next token at each position of a process, wherever that token lies.
 
         Args:
-            documents: Number of the packed document of each position, whose last token predicts nothing.
+            document_ids: Number of the packed document of each position, whose last token predicts nothing.
             ignore_index: Label where there is no next token.
         """
         labels = tokens.roll(-1, dims=-1)
         labels[..., -1] = ignore_index
-        if documents is not None:
-            labels = labels.masked_fill(documents != documents.roll(-1, dims=-1), ignore_index)
+        if document_ids is not None:
+            labels = labels.masked_fill(document_ids != document_ids.roll(-1, dims=-1), ignore_index)
         return self.shard(labels, rank)
 
     @property

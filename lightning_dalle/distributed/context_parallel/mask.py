@@ -20,7 +20,7 @@ class SequenceMask:
     Args:
         rule: Keys up to the query, all keys, or a pattern of text and image.
         prefix_length: First positions that all queries see under the causal rule.
-        documents: Number of the packed document of each position; only positions of the same one see each other.
+        document_ids: Number of the packed document of each position; only positions of the same one see each other.
         key_padding_mask: False where a position is padding, which nobody sees.
 
     Raises:
@@ -29,7 +29,7 @@ class SequenceMask:
 
     rule: Literal["causal", "bidirectional"] | AttentionPattern = "causal"
     prefix_length: int = 0
-    documents: Int[Tensor, "#batch length"] | None = None
+    document_ids: Int[Tensor, "#batch length"] | None = None
     key_padding_mask: Bool[Tensor, "#batch length"] | None = None
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class SequenceMask:
         """
         lengths = {
             "rule": self.rule.length if isinstance(self.rule, AttentionPattern) else length,
-            "documents": length if self.documents is None else self.documents.shape[-1],
+            "document_ids": length if self.document_ids is None else self.document_ids.shape[-1],
             "key_padding_mask": length if self.key_padding_mask is None else self.key_padding_mask.shape[-1],
         }
         for name, own in lengths.items():
@@ -64,9 +64,9 @@ class SequenceMask:
         """True where a query sees a key; one row for the whole batch unless documents or padding differ in it."""
         pairs = queries.unsqueeze(-1), keys
         seen = self._rule_attends(*pairs).unsqueeze(0)
-        if self.documents is not None:
-            documents = self.documents.to(queries.device)
-            seen = seen & (documents[:, queries].unsqueeze(-1) == documents[:, keys].unsqueeze(-2))
+        if self.document_ids is not None:
+            document_ids = self.document_ids.to(queries.device)
+            seen = seen & (document_ids[:, queries].unsqueeze(-1) == document_ids[:, keys].unsqueeze(-2))
         if self.key_padding_mask is not None:
             seen = seen & self.key_padding_mask.to(queries.device)[:, keys].unsqueeze(-2)
         return seen
@@ -96,10 +96,10 @@ class SequenceMask:
         return _by_order(queries, keys) if keys.start >= self.prefix_length else _full_or_partial(queries, keys)
 
     def _by_documents(self, queries: range, keys: range) -> Verdict:
-        if self.documents is None:
+        if self.document_ids is None:
             return "full"
         lows, highs = zip(
-            *(self.documents[:, run.start : run.stop].aminmax(dim=1) for run in (queries, keys)), strict=True
+            *(self.document_ids[:, run.start : run.stop].aminmax(dim=1) for run in (queries, keys)), strict=True
         )
         if ((highs[0] < lows[1]) | (highs[1] < lows[0])).all():
             return "skip"

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from lightning_dalle.distributed.context_parallel.comm import ContextTraffic, Transfer, start_transfer
+from lightning_dalle.distributed.context_parallel.comm import CommunicationStatistics, Transfer, start_transfer
 from lightning_dalle.distributed.context_parallel.online_softmax import (
     AttentionResult,
     OnlineSoftmax,
@@ -23,13 +23,13 @@ class Ring:
     """The processes of a group in a circle; without a group, this process alone.
 
     Args:
-        traffic: Counters to add to.
+        statistics: Counters to add to.
     """
 
-    def __init__(self, group: ProcessGroup | None, traffic: ContextTraffic) -> None:
+    def __init__(self, group: ProcessGroup | None, statistics: CommunicationStatistics) -> None:
         self.group = group
         self.rank, self.size = (0, 1) if group is None else (group.rank(), group.size())
-        self.traffic = traffic
+        self.statistics = statistics
 
     def source(self, step: int) -> int:
         """The rank whose block this process holds after `step` hand-overs."""
@@ -42,7 +42,7 @@ class Ring:
         """
         received = torch.empty(tuple(shape), dtype=tensor.dtype, device=tensor.device)
         neighbours = (self.rank + 1) % self.size, self.source(1)
-        return HandOver(start_transfer(self.group, {neighbours[0]: tensor}, {neighbours[1]: received}, self.traffic))
+        return HandOver(start_transfer(self.group, {neighbours[0]: tensor}, {neighbours[1]: received}, self.statistics))
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class RingAttention(torch.autograd.Function):
         own = pair = torch.stack([key, value])
         for step in range(ring.size):
             on_its_way = None if step + 1 == ring.size else ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
-            with ring.traffic.computing():
+            with ring.statistics.attending():
                 for block in plan.blocks[ring.source(step)]:
                     softmax.add(block, query, pair, dropout)
             if on_its_way is not None:
@@ -118,7 +118,7 @@ def _travel_backward(ctx: Any, result: AttentionResult, pair: Tensor, grad_query
     """The gradient of this process's keys and values, to which every process has added its share."""
     ring, plan = ctx.ring, ctx.plan
     pair_on_its_way = ring.hand_on(pair, _shape(pair, ring, plan, 1)) if ring.size > 1 else None
-    with ring.traffic.computing():
+    with ring.statistics.attending():
         own = torch.zeros_like(pair, dtype=accumulator_dtype(pair))
         result.add_gradients(plan.blocks[ring.rank], pair, grad_query, own)
     gradient_on_its_way = None
@@ -127,7 +127,7 @@ def _travel_backward(ctx: Any, result: AttentionResult, pair: Tensor, grad_query
         pair = pair_on_its_way.wait()
         if step + 1 < ring.size:
             pair_on_its_way = ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
-        with ring.traffic.computing():
+        with ring.statistics.attending():
             share = torch.zeros_like(pair, dtype=accumulator_dtype(pair))
             result.add_gradients(plan.blocks[ring.source(step)], pair, grad_query, share)
         if gradient_on_its_way is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from lightning_dalle.distributed.context_parallel.comm import ContextTraffic
+from lightning_dalle.distributed.context_parallel.comm import CommunicationStatistics
 
 
 class HeadExchange:
@@ -16,14 +16,14 @@ class HeadExchange:
 
     Args:
         lengths: Positions that each process of the group holds.
-        traffic: Counters to add to.
+        statistics: Counters to add to.
     """
 
-    def __init__(self, group: ProcessGroup, lengths: Sequence[int], traffic: ContextTraffic) -> None:
+    def __init__(self, group: ProcessGroup, lengths: Sequence[int], statistics: CommunicationStatistics) -> None:
         self._group = group
         self._lengths = list(lengths)
         self.rank, self.size = group.rank(), group.size()
-        self._traffic = traffic
+        self._statistics = statistics
 
     def check_heads(self, query: Tensor, key: Tensor) -> None:
         """Refuses heads that cannot be divided.
@@ -69,9 +69,9 @@ class HeadExchange:
         start = time.perf_counter()
         distributed.all_to_all_single(flat, sent, sizes[1], sizes[0], group=self._group)
         seconds = time.perf_counter() - start
-        self._traffic.waiting_seconds += seconds
-        self._traffic.travelling_seconds += seconds
-        self._traffic.sent_bytes += (sum(sizes[0]) - sizes[0][self.rank]) * sent.element_size()
+        self._statistics.waiting_seconds += seconds
+        self._statistics.communication_seconds += seconds
+        self._statistics.bytes_sent += (sum(sizes[0]) - sizes[0][self.rank]) * sent.element_size()
         return [part.view(like.shape) for part, like in zip(flat.split(sizes[1]), received, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""The compressor's state through torch.distributed.checkpoint, for any later number of machines and shards."""
+"""State of PowerSGD through torch.distributed.checkpoint, for any later number of replicas and shards."""
 
 from pathlib import Path
 
@@ -7,78 +7,74 @@ from torch import Tensor, distributed
 from torch.distributed import checkpoint as distributed_checkpoint
 from torch.distributed.checkpoint import FileSystemReader
 
-from lightning_dalle.distributed.powersgd.sharded import ShardedGradients, like_parameter
+from lightning_dalle.distributed.gradients import distribute_like
+from lightning_dalle.distributed.powersgd.gradients import PowerSGDGradients
 from lightning_dalle.ops.finite import to_local
 
 
 @torch.no_grad()
-def save_compressor(gradients: ShardedGradients, folder: Path) -> None:
-    """Write residuals as their sums over machines, and factors that training changed; all processes must call it."""
-    distributed_checkpoint.save(
-        residual_sums(gradients) | _queries(gradients) | _steps(gradients), checkpoint_id=folder
-    )
+def save_powersgd(gradients: PowerSGDGradients, folder: Path) -> None:
+    """Write error-feedback buffers as their sums over replicas, and Q if training changed it; all processes must call it."""
+    state = error_feedback_sums(gradients) | _warm_q(gradients) | _steps(gradients)
+    distributed_checkpoint.save(state, checkpoint_id=folder)
 
 
 @torch.no_grad()
-def load_compressor(gradients: ShardedGradients, folder: Path) -> list[str]:
-    """Read what fits: residuals always, spread over however many machines there are; all processes must call it.
+def load_powersgd(gradients: PowerSGDGradients, folder: Path) -> list[str]:
+    """Read what fits: error-feedback buffers always, spread over the present replicas; all processes must call it.
 
     Returns:
-        Names of warm factors that belong to another sharding or rank and start again.
+        Names of parameters whose warm Q belongs to another sharding or rank and starts again.
     """
     compressor = gradients.compressor
     stored = FileSystemReader(folder).read_metadata().state_dict_metadata
-    residuals = {
-        f"residual.{name}": like_parameter(torch.zeros_like(to_local(parameter)), parameter)
-        for name, parameter in gradients.sharded.items()
-        if f"residual.{name}" in stored
+    sums = {
+        f"error_feedback.{name}": distribute_like(torch.zeros_like(to_local(parameter)), parameter)
+        for name, parameter in gradients.compressed.items()
+        if f"error_feedback.{name}" in stored
     }
-    queries = _queries(gradients)
-    fitting = {
-        key: query
-        for key, query in queries.items()
-        if key in stored and getattr(stored[key], "size", None) == query.shape
-    }
+    warm_q = _warm_q(gradients)
+    fitting = {key: q for key, q in warm_q.items() if getattr(stored.get(key), "size", None) == q.shape}
     steps = _steps(gradients)
-    distributed_checkpoint.load(residuals | fitting | steps, checkpoint_id=folder)
+    distributed_checkpoint.load(sums | fitting | steps, checkpoint_id=folder)
     compressor.steps = int(steps["steps"])
-    for place, name in enumerate(gradients.sharded):
-        if f"residual.{name}" in residuals:
-            share = to_local(residuals[f"residual.{name}"]).div_(compressor.group.size())
+    for index, name in enumerate(gradients.compressed):
+        if f"error_feedback.{name}" in sums:
+            share = to_local(sums[f"error_feedback.{name}"]).div_(compressor.group.size())
             # Zeros stand for none, which leaves a parameter that nothing uses without a gradient.
             if share.any():
-                compressor.residuals.keep(place, share)
-    return sorted(key.split(".", 2)[2] for key in queries.keys() - fitting.keys())
+                compressor.error_feedback.keep(index, share)
+    return sorted(key.split(".", 2)[2] for key in warm_q.keys() - fitting.keys())
 
 
 @torch.no_grad()
-def residual_sums(gradients: ShardedGradients) -> dict[str, Tensor]:
-    """What all machines together left out, by name, sharded as the parameters; all processes must call it."""
+def error_feedback_sums(gradients: PowerSGDGradients) -> dict[str, Tensor]:
+    """Return what all replicas together have missed, by name, sharded as the parameters; all processes must call it."""
     compressor = gradients.compressor
     if not compressor.config.error_feedback:
         return {}
-    compressed = {matrix.place for matrix in compressor.plan.matrices}
+    in_plan = {matrix.index for matrix in compressor.plan.matrices}
     sums: dict[str, Tensor] = {}
-    for place, (name, parameter) in enumerate(gradients.sharded.items()):
-        residual = gradients.residual(place)
-        # Those of uncompressed tensors come from a checkpoint, and so are on all processes.
-        if place not in compressed and residual is None:
+    for index, (name, parameter) in enumerate(gradients.compressed.items()):
+        error = gradients.missed(index)
+        # Buffers of uncompressed tensors come from a checkpoint, and so are on all processes.
+        if index not in in_plan and error is None:
             continue
-        total = torch.zeros_like(to_local(parameter)) if residual is None else residual.clone()
+        total = torch.zeros_like(to_local(parameter)) if error is None else error.clone()
         if compressor.group.size() > 1:
             distributed.all_reduce(total, group=compressor.group)
-        sums[f"residual.{name}"] = like_parameter(total, parameter)
+        sums[f"error_feedback.{name}"] = distribute_like(total, parameter)
     return sums
 
 
-def _queries(gradients: ShardedGradients) -> dict[str, Tensor]:
-    """Warm factors of this process's shard; fixed ones are drawn again."""
+def _warm_q(gradients: PowerSGDGradients) -> dict[str, Tensor]:
+    """Return Q of this process's shard where training changed it; a random one is drawn again."""
     compressor = gradients.compressor
     if not compressor.config.warm_start:
         return {}
-    shard = f"{gradients.shard}of{gradients.shard_group.size()}"
-    return {f"query.{shard}.{name}": query for name, query in compressor.queries.items()}
+    shard = f"{gradients.shard_group.rank()}of{gradients.shard_group.size()}"
+    return {f"q.{shard}.{name}": q for name, q in compressor.initial_q.items()}
 
 
-def _steps(gradients: ShardedGradients) -> dict[str, Tensor]:
+def _steps(gradients: PowerSGDGradients) -> dict[str, Tensor]:
     return {"steps": torch.tensor(gradients.compressor.steps)}

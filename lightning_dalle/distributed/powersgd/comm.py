@@ -1,4 +1,4 @@
-"""Sums over process groups in 16-bit wire formats, and the bytes sent."""
+"""Sums over process groups in 16-bit wire formats, and the bytes that they send."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from lightning_dalle.ops import float_formats
 
 @dataclass(frozen=True)
 class WireFormat:
-    """A format.
+    """Number format in which tensors are sent or kept.
 
     Attributes:
-        encode: Floating point to what is sent or kept.
-        decode: Back, to single precision.
-        largest: Finite number.
-        is_exact: Whether numbers travel as they are, so that a plain all-reduce adds them.
+        encode: Turns floating point into what is sent.
+        decode: Turns it back, into single precision.
+        largest: Largest finite number.
+        is_exact: Whether tensors are sent unchanged, so that a plain all-reduce adds them.
     """
 
     encode: Callable[[Tensor], Tensor]
@@ -53,21 +53,44 @@ WIRE_FORMATS = {
 
 
 def wire_format(name: str) -> WireFormat:
-    """The format of that name.
+    """Return the wire format of this name.
 
     Raises:
         ValueError: If there is none.
     """
     if name not in WIRE_FORMATS:
-        raise ValueError(f"format ({name!r}) is unknown; it is one of {', '.join(WIRE_FORMATS)}")
+        raise ValueError(f"format ({name!r}) is unknown; it must be one of {', '.join(WIRE_FORMATS)}")
     return WIRE_FORMATS[name]
 
 
-def sum_over_group(flat: Float[Tensor, " n"], format: WireFormat, group: ProcessGroup) -> tuple[Tensor, int]:
-    """Adds `flat` over the group; each process gets the same bits.
+@dataclass
+class CommunicationStatistics:
+    """Payload that this process has sent since the start.
 
-    Exact formats use an all-reduce. Others exchange encoded chunks, add them in single precision in the order of ranks,
-    and exchange the encoded sums: twice rounded, however many processes there are, and no more bytes than a ring.
+    Attributes:
+        bytes_sent: By a ring all-reduce, 2 (n - 1) / n of a message for n processes.
+        bytes_uncompressed: What the same reductions of uncompressed gradients would have sent, in 32 bits.
+    """
+
+    bytes_sent: int = 0
+    bytes_uncompressed: int = 0
+
+    @property
+    def bytes_saved(self) -> int:
+        """Bytes that compression saved."""
+        return self.bytes_uncompressed - self.bytes_sent
+
+    @property
+    def compression_rate(self) -> float:
+        """Share of the uncompressed bytes that was saved."""
+        return self.bytes_saved / self.bytes_uncompressed if self.bytes_uncompressed else 0.0
+
+
+def sum_over_group(flat: Float[Tensor, " n"], format: WireFormat, group: ProcessGroup) -> tuple[Tensor, int]:
+    """Add `flat` over the group, to the same bits on each process.
+
+    Exact formats use one all-reduce. Others exchange encoded chunks, add them in single precision in the order of ranks,
+    and exchange the encoded sums: two roundings for any number of processes, and no more bytes than a ring.
 
     Returns:
         The sum, and the bytes that this process sent. `flat` may be overwritten.
@@ -77,48 +100,25 @@ def sum_over_group(flat: Float[Tensor, " n"], format: WireFormat, group: Process
         distributed.all_reduce(flat, group=group)
         return flat, 2 * (size - 1) * flat.numel() * flat.element_size() // size
     chunk = -(-flat.numel() // size)
-    mine = format.encode(pad(flat, (0, chunk * size - flat.numel())))
-    theirs = torch.empty_like(mine)
-    distributed.all_to_all_single(_bits(theirs), _bits(mine), group=group)
-    total = format.encode(format.decode(theirs).view(size, chunk).sum(dim=0))
-    distributed.all_gather(list(_bits(theirs).chunk(size)), _bits(total), group=group)
-    sent = 2 * (size - 1) * chunk * theirs.element_size()
-    return format.decode(theirs)[: flat.numel()].to(flat.dtype), sent
+    encoded = format.encode(pad(flat, (0, chunk * size - flat.numel())))
+    received = torch.empty_like(encoded)
+    distributed.all_to_all_single(_bits(received), _bits(encoded), group=group)
+    total = format.encode(format.decode(received).view(size, chunk).sum(dim=0))
+    distributed.all_gather(list(_bits(received).chunk(size)), _bits(total), group=group)
+    sent = 2 * (size - 1) * chunk * received.element_size()
+    return format.decode(received)[: flat.numel()].to(flat.dtype), sent
 
 
 def _bits(encoded: Tensor) -> Tensor:
-    """The same memory as bytes: back ends know few 16-bit types."""
+    """View the same memory as bytes: back ends know few 16-bit types."""
     return encoded.view(torch.uint8)
 
 
-@dataclass
-class Traffic:
-    """Bytes of payload that this process sent since the start.
-
-    Attributes:
-        sent: By a ring all-reduce, 2 (n - 1) / n of a message for n processes.
-        uncompressed: What the same reductions of whole gradients would have sent, in 32 bits.
-    """
-
-    sent: int = 0
-    uncompressed: int = 0
-
-    @property
-    def saved(self) -> int:
-        """Bytes that did not travel."""
-        return self.uncompressed - self.sent
-
-    @property
-    def rate(self) -> float:
-        """Share that did not travel."""
-        return self.saved / self.uncompressed if self.uncompressed else 0.0
-
-
 def average_over_group(tensors: Sequence[Tensor], format: WireFormat, group: ProcessGroup) -> tuple[list[Tensor], int]:
-    """Each tensor's mean over the group, at least single precision, with the same bits in each process.
+    """Average each tensor over the group, in at least single precision, to the same bits on each process.
 
     All processes must bring tensors of the same shapes. They are divided before they are added, so that the sum cannot
-    overflow where the mean does not. In a group of one the tensors are handed back, not copied.
+    overflow where the mean does not. In a group of one the tensors are returned, not copied.
 
     Returns:
         The means, and the bytes that this process sent.
@@ -127,8 +127,8 @@ def average_over_group(tensors: Sequence[Tensor], format: WireFormat, group: Pro
         return [], 0
     if group.size() == 1:
         return [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in tensors], 0
-    joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    joined = joined.to(torch.promote_types(joined.dtype, torch.float32)).div_(group.size())
-    joined, sent = sum_over_group(joined, format, group)
-    parts = joined.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)], sent
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    flat = flat.to(torch.promote_types(flat.dtype, torch.float32)).div_(group.size())
+    flat, sent = sum_over_group(flat, format, group)
+    means = flat.split([tensor.numel() for tensor in tensors])
+    return [mean.view(tensor.shape) for mean, tensor in zip(means, tensors, strict=True)], sent

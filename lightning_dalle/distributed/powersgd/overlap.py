@@ -1,4 +1,4 @@
-"""First factors of PowerSGD that cross the slow link while the backward pass that makes the gradients goes on."""
+"""Overlapped all-reduce of P: it is sent while the backward pass that makes the gradients goes on."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,21 +12,22 @@ from torch.distributed import Work
 from lightning_dalle.distributed.powersgd.compressor import PowerSGD
 from lightning_dalle.ops.finite import to_local
 
-# More would hide more of the link, but each costs processor time and headers of its own.
-_MESSAGES = 3
+# More buckets would overlap more, but each costs processor time and headers of its own.
+_BUCKETS = 3
 
 
-class EarlyFactors:
-    """Sends the first factors of gradients as soon as the last backward pass of an update has made them.
+class OverlappedAllReduce:
+    """All-reduces P of each gradient as soon as the last backward pass of a step has made it.
 
-    Collectives must be called in the same order on all processes of a group, whatever each one's graph is. So the first
-    update only notes the order in which gradients come, that of the group's first process counts for all, and is cut
-    into a few messages. A message waits for those before it and for all of its factors; what never comes, as the
-    gradient of an unused parameter, is sent when it is asked for.
-    Noted is also in how many parts each gradient comes, which are several where checkpoints run backward passes of
-    their own.
+    Collectives must be called in the same order on all processes of a group, whatever graph each one has. So
 
-    Whatever changes a gradient afterwards, as `on_after_backward` may, counts for the mean, but not for its basis.
+    1. the first step only records the order in which gradients come, and in how many parts each does (several where
+       activation checkpoints run backward passes of their own); nothing is overlapped yet;
+    2. rank 0's order is broadcast and split into a few buckets of about equal size;
+    3. from then on a bucket is sent once all its gradients are complete and all buckets before it were sent;
+    4. what never comes, such as the gradient of an unused parameter, is sent when P is asked for.
+
+    A later change of a gradient, as `on_after_backward` may make it, counts for the mean, but not for P.
 
     Args:
         parameters: In the order of the compressor's tensors.
@@ -35,95 +36,97 @@ class EarlyFactors:
     def __init__(self, compressor: PowerSGD, parameters: Sequence[Tensor]) -> None:
         self._compressor = compressor
         self._parameters = parameters
-        self._matrices = {matrix.place: matrix for matrix in compressor.plan.matrices}
-        self._messages: list[list[int]] = []
-        self._parts: Counter[int] = Counter()
-        self._begin(is_listening=False)
+        self._matrices = {matrix.index: matrix for matrix in compressor.plan.matrices}
+        self._buckets: list[list[int]] = []
+        self._num_parts: Counter[int] = Counter()
+        self._reset(is_listening=False)
         self._handles = [
-            parameters[place].register_post_accumulate_grad_hook(partial(self._on_gradient, place))
-            for place in self._matrices
+            parameters[index].register_post_accumulate_grad_hook(partial(self._on_gradient, index))
+            for index in self._matrices
         ]
 
     def begin(self) -> None:
-        """Send during the backward pass that comes now, unless this update travels whole."""
+        """Listen to the backward pass that comes now, unless this step is sent uncompressed."""
         steps, config = self._compressor.steps, self._compressor.config
-        self._begin(is_listening=bool(self._matrices) and steps >= config.start_powersgd_iter)
+        self._reset(is_listening=bool(self._matrices) and steps >= config.start_powersgd_iter)
 
     @torch.no_grad()
     def take(self) -> list[Tensor] | None:
-        """The mean first factors in the order of the plan, or None if they are yet to be computed.
+        """Return the mean P of each matrix of the plan, or None if it is yet to be computed.
 
         All processes of the group must call it.
         """
         if not self._is_listening:
             return None
-        factors = self._finish() if self._messages else None
-        if factors is None:
-            self._parts = self._arrived
-            self._agree_on_order()
-        self._begin(is_listening=False)
-        return factors
+        mean_p = self._wait_for_all() if self._buckets else None
+        if mean_p is None:
+            self._num_parts = self._arrived
+            self._agree_on_buckets()
+        self._reset(is_listening=False)
+        return mean_p
 
     def close(self) -> None:
-        """Leave the parameters as they were."""
+        """Remove the hooks from the parameters."""
         for handle in self._handles:
             handle.remove()
 
-    def _begin(self, is_listening: bool) -> None:
+    def _reset(self, is_listening: bool) -> None:
         self._is_listening = is_listening
         self._arrived: Counter[int] = Counter()
-        self._made: dict[int, None] = {}
-        self._sent: list[tuple[Tensor, Work]] = []
+        # A dictionary as an ordered set.
+        self._complete: dict[int, None] = {}
+        self._in_flight: list[tuple[Tensor, Work]] = []
 
     @torch.no_grad()
-    def _on_gradient(self, place: int, parameter: Tensor) -> None:
+    def _on_gradient(self, index: int, parameter: Tensor) -> None:
         if not self._is_listening:
             return
-        self._arrived[place] += 1
-        if self._messages and self._arrived[place] < self._parts[place]:
+        self._arrived[index] += 1
+        if self._buckets and self._arrived[index] < self._num_parts[index]:
             return
-        # The last part counts.
-        self._made.pop(place, None)
-        self._made[place] = None
-        while len(self._sent) < len(self._messages) and self._made.keys() >= set(self._messages[len(self._sent)]):
-            self._send(self._messages[len(self._sent)])
+        # While the order is recorded, the last part of a gradient counts.
+        self._complete.pop(index, None)
+        self._complete[index] = None
+        while len(self._in_flight) < len(self._buckets):
+            bucket = self._buckets[len(self._in_flight)]
+            if not self._complete.keys() >= set(bucket):
+                break
+            self._send(bucket)
 
-    def _send(self, message: list[int]) -> None:
-        size = self._compressor.group.size()
-        factors = [self._factor(place).reshape(-1) for place in message]
-        joined = torch.cat(factors).div_(size)
-        work = distributed.all_reduce(joined, group=self._compressor.group, async_op=True)
+    def _send(self, bucket: list[int]) -> None:
+        group, statistics = self._compressor.group, self._compressor.communication
+        flat = torch.cat([self._local_p(index).reshape(-1) for index in bucket]).div_(group.size())
+        work = distributed.all_reduce(flat, group=group, async_op=True)
         assert work is not None
-        self._sent.append((joined, work))
-        self._compressor.traffic.sent += 2 * (size - 1) * joined.numel() * joined.element_size() // size
+        self._in_flight.append((flat, work))
+        statistics.bytes_sent += 2 * (group.size() - 1) * flat.numel() * flat.element_size() // group.size()
 
-    def _factor(self, place: int) -> Tensor:
-        gradient = self._parameters[place].grad
-        return self._compressor.first_factor(self._matrices[place], None if gradient is None else to_local(gradient))
+    def _local_p(self, index: int) -> Tensor:
+        gradient = self._parameters[index].grad
+        return self._compressor.local_p(self._matrices[index], None if gradient is None else to_local(gradient))
 
-    def _finish(self) -> list[Tensor]:
-        for message in self._messages[len(self._sent) :]:
-            self._send(message)
+    def _wait_for_all(self) -> list[Tensor]:
+        for bucket in self._buckets[len(self._in_flight) :]:
+            self._send(bucket)
         means: dict[int, Tensor] = {}
-        for message, (joined, work) in zip(self._messages, self._sent, strict=True):
+        for bucket, (flat, work) in zip(self._buckets, self._in_flight, strict=True):
             work.wait()
-            parts = joined.split([self._num_sent(place) for place in message])
-            means |= {
-                place: part.view(-1, self._matrices[place].rank) for place, part in zip(message, parts, strict=True)
-            }
-        return [means[place] for place in self._matrices]
+            parts = flat.split([self._num_elements(index) for index in bucket])
+            for index, part in zip(bucket, parts, strict=True):
+                means[index] = part.view(-1, self._matrices[index].rank)
+        return [means[index] for index in self._matrices]
 
-    def _num_sent(self, place: int) -> int:
-        return self._matrices[place].rows * self._matrices[place].rank
+    def _num_elements(self, index: int) -> int:
+        return self._matrices[index].rows * self._matrices[index].rank
 
-    def _agree_on_order(self) -> None:
-        rest = (place for place in self._matrices if place not in self._made)
-        order = torch.tensor([*self._made, *rest], device=self._parameters[0].device)
+    def _agree_on_buckets(self) -> None:
+        never_came = (index for index in self._matrices if index not in self._complete)
+        order = torch.tensor([*self._complete, *never_came], device=self._parameters[0].device)
         distributed.broadcast(order, group=self._compressor.group, group_src=0)
-        self._messages = self._cut(order.tolist())
+        self._buckets = self._split(order.tolist())
 
-    def _cut(self, order: list[int]) -> list[list[int]]:
-        """Messages of about equal size; the order stays."""
-        starts = [0, *accumulate(self._num_sent(place) for place in order)]
-        numbers = {place: start * _MESSAGES // starts[-1] for place, start in zip(order, starts[:-1], strict=True)}
-        return [list(places) for _, places in groupby(order, key=numbers.__getitem__)]
+    def _split(self, order: list[int]) -> list[list[int]]:
+        """Split into buckets of about equal size, in this order."""
+        starts = [0, *accumulate(self._num_elements(index) for index in order)]
+        bucket_of = {index: start * _BUCKETS // starts[-1] for index, start in zip(order, starts[:-1], strict=True)}
+        return [list(indices) for _, indices in groupby(order, key=bucket_of.__getitem__)]

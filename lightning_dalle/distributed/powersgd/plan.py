@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def uncompressed_names(module: nn.Module, patterns: Iterable[str] = ()) -> frozenset[str]:
-    """Names, as `named_parameters` gives them, of embeddings, of what is tied to one, and of what a pattern matches.
+    """Return names, as `named_parameters` gives them, of embeddings, of what is tied to one, and of what a pattern matches.
 
     Vectors need no naming: they are never compressed.
 
@@ -26,27 +26,28 @@ def uncompressed_names(module: nn.Module, patterns: Iterable[str] = ()) -> froze
     """
     embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)}
     excluded = {name for name, parameter in module.named_parameters() if id(parameter) in embeddings}
-    places = dict(module.named_parameters(remove_duplicate=False))
+    # A tied parameter has several names, of which a pattern may match any.
+    by_every_name = dict(module.named_parameters(remove_duplicate=False))
     first_names = {id(parameter): name for name, parameter in module.named_parameters()}
     for pattern in patterns:
-        matched = [parameter for name, parameter in places.items() if fnmatchcase(name, pattern)]
+        matched = [parameter for name, parameter in by_every_name.items() if fnmatchcase(name, pattern)]
         if not matched:
-            raise ValueError(f"pattern {pattern!r} matches no parameter; names are such as {list(places)[:3]}")
+            raise ValueError(f"pattern {pattern!r} matches no parameter; names are such as {list(by_every_name)[:3]}")
         excluded |= {first_names[id(parameter)] for parameter in matched}
     return frozenset(excluded)
 
 
 @dataclass(frozen=True)
 class MatrixPlan:
-    """One gradient that is sent as two factors, of which that with the rows becomes orthonormal.
+    """One gradient that is sent as P [rows, rank] and Q [columns, rank], where P becomes orthonormal.
 
     Attributes:
-        place: Of the gradient in the list of all.
-        name: Of the parameter.
+        index: Index of the gradient in the list of all.
+        name: Name of the parameter.
         transposed: Whether rows are the gradient's flattened trailing dimensions.
     """
 
-    place: int
+    index: int
     name: str
     rows: int
     columns: int
@@ -54,24 +55,24 @@ class MatrixPlan:
     transposed: bool
 
     def matrix_of(self, tensor: Tensor) -> Tensor:
-        """The gradient as [rows, columns], a view of its memory."""
+        """View the gradient as [rows, columns]."""
         matrix = tensor.view(tensor.shape[0], -1)
         return matrix.T if self.transposed else matrix
 
     @property
     def num_sent(self) -> int:
-        """Elements of both factors."""
+        """Number of elements of P and Q."""
         return self.rank * (self.rows + self.columns)
 
 
 @dataclass(frozen=True)
 class CompressionPlan:
-    """Every gradient is in one of the two lists.
+    """Which gradients are compressed; every one is in one of the two lists.
 
     Attributes:
-        matrices: Those sent as factors.
-        uncompressed: Places of those sent as they are, in 32 bits.
-        num_elements: Of all gradients.
+        matrices: Gradients sent as P and Q.
+        uncompressed: Indices of those sent as they are, in 32 bits.
+        num_elements: Number of elements of all gradients.
     """
 
     matrices: tuple[MatrixPlan, ...]
@@ -80,13 +81,13 @@ class CompressionPlan:
 
     @property
     def num_sent(self) -> int:
-        """Elements that travel for one reduction."""
+        """Number of elements sent for one reduction."""
         in_matrices = sum(matrix.rows * matrix.columns for matrix in self.matrices)
         return self.num_elements - in_matrices + sum(matrix.num_sent for matrix in self.matrices)
 
     @property
     def rate(self) -> float:
-        """Share of the elements that need not travel."""
+        """Share of the elements that need not be sent."""
         return 1 - self.num_sent / self.num_elements if self.num_elements else 0.0
 
 
@@ -95,7 +96,7 @@ def plan_compression(
     *,
     rank: int,
     min_compression_rate: float = 0.5,
-    minimum_elements: int = 0,
+    min_elements: int = 0,
     excluded: frozenset[str] = frozenset(),
     transpose: bool = True,
 ) -> CompressionPlan:
@@ -104,45 +105,45 @@ def plan_compression(
     A tensor of more than two dimensions counts as the matrix of its first against all others.
 
     Args:
-        shapes: Of what one process holds, which are shards where parameters are sharded.
-        rank: Of each matrix, at most its smaller side.
-        min_compression_rate: Share of its elements that a matrix must save, else it travels whole. Negative values compress
-            where that costs more than it saves.
-        minimum_elements: Smaller tensors travel whole.
-        excluded: Names of tensors that travel whole.
-        transpose: Tall matrices, so that the orthonormal factor is the smaller one; at full rank that is done anyway.
+        shapes: Shapes that one process holds, which are those of shards where parameters are sharded.
+        rank: Rank of each approximation, at most the matrix's smaller side.
+        min_compression_rate: Share of its elements that a matrix must save, else it is sent uncompressed. A negative
+            rate compresses where that costs more than it saves.
+        min_elements: Smaller tensors are sent uncompressed.
+        excluded: Names of tensors that are sent uncompressed.
+        transpose: Transpose tall matrices, so that P is the smaller of P and Q; at full rank that is done anyway.
 
     Example:
         The paper's transformer layer of width d on 8 devices saves 1 - 5r/(8d):
 
         >>> d, r = 3968, 896
         >>> layer = {name: (d, d // 8) for name in ("query", "key", "value", "output")}
-        >>> layer |= {"expand": (d, 4 * d // 8), "contract": (4 * d // 8, d)}
+        >>> layer |= {"fc1": (d, 4 * d // 8), "fc2": (4 * d // 8, d)}
         >>> round(plan_compression(layer, rank=r // 8).rate, 3), round(1 - 5 * r / (8 * d), 3)
         (0.859, 0.859)
     """
     matrices, uncompressed = [], []
-    for place, (name, shape) in enumerate(shapes.items()):
-        matrix = _as_matrix(place, name, shape, rank, transpose)
+    for index, (name, shape) in enumerate(shapes.items()):
+        matrix = _as_matrix(index, name, shape, rank, transpose)
         numel = math.prod(shape)
         if (
             matrix is None
             or name in excluded
-            or numel < minimum_elements
+            or numel < min_elements
             or 1 - matrix.num_sent / numel < min_compression_rate
         ):
-            uncompressed.append(place)
+            uncompressed.append(index)
         else:
             matrices.append(matrix)
     return CompressionPlan(tuple(matrices), tuple(uncompressed), sum(math.prod(shape) for shape in shapes.values()))
 
 
-def _as_matrix(place: int, name: str, shape: Sequence[int], rank: int, transpose: bool) -> MatrixPlan | None:
-    """The matrix, or None of a scalar, a vector or a shard that holds nothing."""
+def _as_matrix(index: int, name: str, shape: Sequence[int], rank: int, transpose: bool) -> MatrixPlan | None:
+    """Return the matrix, or None for a scalar, a vector or an empty shard."""
     if len(shape) < 2 or math.prod(shape) == 0:
         return None
     first, others = shape[0], math.prod(shape[1:])
     # At full rank the square basis of the smaller side loses nothing, not even to rounding.
     transposed = first > others and (transpose or rank >= others)
     rows, columns = (others, first) if transposed else (first, others)
-    return MatrixPlan(place, name, rows, columns, min(rank, first, others), transposed)
+    return MatrixPlan(index, name, rows, columns, min(rank, first, others), transposed)

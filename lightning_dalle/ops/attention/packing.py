@@ -48,7 +48,7 @@ class PackedSegments:
         """Positions of the queries' sequence."""
         return sum(self.query_lengths)
 
-    def documents(self) -> tuple[Int[Tensor, "1 queries"], Int[Tensor, "1 keys"]]:
+    def document_ids(self) -> tuple[Int[Tensor, "1 queries"], Int[Tensor, "1 keys"]]:
         """The number of the part of each query, and of each key."""
         numbers = torch.arange(len(self.query_lengths))
         queries, keys = (
@@ -64,7 +64,7 @@ class PackedSegments:
             >>> PackedSegments((2, 3), (1, 4), of_context=True).of_queries(torch.tensor([3, 4])).query_lengths
             (0, 2)
         """
-        counts = self.documents()[0][0, positions.cpu()].bincount(minlength=len(self.query_lengths))
+        counts = self.document_ids()[0][0, positions.cpu()].bincount(minlength=len(self.query_lengths))
         return replace(self, query_lengths=tuple(counts.tolist()))
 
     def attend(

@@ -13,18 +13,16 @@ shapes = st.dictionaries(
 
 @given(shapes, st.integers(1, 20), st.floats(-3, 0.99), st.integers(0, 100))
 def test_every_tensor_is_planned_once_and_compression_saves_what_it_must(
-    shapes: dict[str, tuple[int, ...]], rank: int, min_compression_rate: float, minimum_elements: int
+    shapes: dict[str, tuple[int, ...]], rank: int, min_compression_rate: float, min_elements: int
 ) -> None:
-    plan = plan_compression(
-        shapes, rank=rank, min_compression_rate=min_compression_rate, minimum_elements=minimum_elements
-    )
-    places = [matrix.place for matrix in plan.matrices]
+    plan = plan_compression(shapes, rank=rank, min_compression_rate=min_compression_rate, min_elements=min_elements)
+    places = [matrix.index for matrix in plan.matrices]
     assert sorted([*places, *plan.uncompressed]) == list(range(len(shapes)))
     assert plan.num_elements == sum(math.prod(shape) for shape in shapes.values())
     for matrix in plan.matrices:
         numel = math.prod(shapes[matrix.name])
         assert 1 <= matrix.rank <= matrix.rows <= matrix.columns
-        assert matrix.rows * matrix.columns == numel >= minimum_elements
+        assert matrix.rows * matrix.columns == numel >= min_elements
         assert 1 - matrix.num_sent / numel >= min_compression_rate
 
 

@@ -44,26 +44,26 @@ def test_attention_is_that_of_torch(is_causal: bool, scale: float | None) -> Non
         results.append(functional.scaled_dot_product_attention(query, key, key, **options))
     for result in results:
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-13)
-    assert sequences.traffic.computing_seconds > 0
+    assert sequences.statistics.attention_seconds > 0
 
 
 def test_prefix_documents_and_padding_are_those_of_the_plan() -> None:
     query = _query()
     batch: dict[str, Any] = {
         **_batch(),
-        "documents": torch.tensor([[0] * 4 + [1] * 5, [0] * LENGTH]),
+        "document_ids": torch.tensor([[0] * 4 + [1] * 5, [0] * LENGTH]),
         "real": torch.tensor([[1] * LENGTH, [1] * 7 + [0] * 2]),
     }
-    seen = _with_prefix() & (batch["documents"].unsqueeze(-1) == batch["documents"].unsqueeze(-2))
+    seen = _with_prefix() & (batch["document_ids"].unsqueeze(-1) == batch["document_ids"].unsqueeze(-2))
     seen = (seen & batch["real"].bool().unsqueeze(1)).unsqueeze(1)
     expected = scaled_dot_product_attention(query, query, query, attn_mask=seen)
-    sequences = _sequences(documents="documents", key_padding_mask="real", prefix_length=3)
+    sequences = _sequences(document_ids="document_ids", key_padding_mask="real", prefix_length=3)
     for _ in range(2):
         with sequences.step(batch):
             result = scaled_dot_product_attention(query, query, query, is_causal=True)
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-13)
         # The next batch has masks of its own.
-        batch["documents"] = torch.zeros(2, LENGTH).long()
+        batch["document_ids"] = torch.zeros(2, LENGTH).long()
         expected = scaled_dot_product_attention(
             query, query, query, attn_mask=_with_prefix() & batch["real"].bool()[:, None, None]
         )
@@ -161,11 +161,11 @@ def test_a_loss_of_parts_is_told_from_one_of_the_whole() -> None:
     with sequences.step(_batch()):
         _attend(_query())
     with pytest.raises(RuntimeError, match="training_step returned a loss of this process's positions alone"):
-        sequences.check_mean_was_taken("training_step")
+        sequences.validate_mean_was_taken("training_step")
     with sequences.step(_batch()):
         _attend(_query())
         assert float(sequence_mean(torch.tensor(6.0), torch.tensor(4))) == 1.5
-    sequences.check_mean_was_taken("training_step")
+    sequences.validate_mean_was_taken("training_step")
 
 
 class _Network(nn.Module):

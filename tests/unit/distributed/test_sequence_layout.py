@@ -48,8 +48,8 @@ def test_labels_are_the_next_tokens_of_the_whole(layout: SequenceLayout) -> None
 
 def test_labels_end_with_a_document() -> None:
     layout = SequenceLayout(6, 2, "zigzag")
-    tokens, documents = torch.arange(10, 16), torch.tensor([0, 0, 1, 1, 1, 2])
-    labels = [layout.labels(tokens, rank, documents, ignore_index=-1) for rank in range(2)]
+    tokens, document_ids = torch.arange(10, 16), torch.tensor([0, 0, 1, 1, 1, 2])
+    labels = [layout.labels(tokens, rank, document_ids, ignore_index=-1) for rank in range(2)]
     assert layout.unshard(labels).tolist() == [11, -1, 13, 14, -1, -1]
     assert tokens.tolist() == list(range(10, 16))
 

@@ -47,8 +47,8 @@ def test_what_hides_most_blocks_skips_them() -> None:
     assert MASKS["causal"].classify(late, early) == "full"
     assert MASKS["row"].classify(late, range(40, 80)) == "skip"
     assert MASKS["row"].classify(late, range(31)) == "full"
-    assert MASKS["documents"].classify(late, early) == "skip"
-    assert MASKS["documents"].classify(late, late) == "causal"
+    assert MASKS["document_ids"].classify(late, early) == "skip"
+    assert MASKS["document_ids"].classify(late, late) == "causal"
     assert MASKS["padding_in_front"].classify(late, range(1)) == "skip"
 
 
@@ -59,6 +59,6 @@ def test_what_contradicts_itself_is_refused() -> None:
         with pytest.raises(ValueError, match=rf"prefix_length \({length}\) must be at least 0, and 0 unless rule is"):
             SequenceMask(rule, prefix_length=length)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=f"documents has {LENGTH} positions, but the sequence has length 8"):
-        MASKS["documents"].check_length(8)
+        MASKS["document_ids"].check_length(8)
     with pytest.raises(ValueError, match="rule has 301 positions"):
         MASKS["row"].check_length(302)

@@ -18,7 +18,7 @@ def test_parts_attend_as_under_the_dense_mask(lengths: list[tuple[int, int]], se
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(2, 3, sum(segments.query_lengths), 4, dtype=torch.float64, generator=generator)
     key, value = torch.randn(2, 2, 3, sum(segments.key_lengths), 4, dtype=torch.float64, generator=generator)
-    of_queries, of_keys = segments.documents()
+    of_queries, of_keys = segments.document_ids()
     mask = of_queries.unsqueeze(-1) == of_keys.unsqueeze(-2)
     assert segments.length == query.shape[2]
     weights = (query @ key.mT / 2).masked_fill(~mask, -torch.inf).softmax(-1)
@@ -27,8 +27,8 @@ def test_parts_attend_as_under_the_dense_mask(lengths: list[tuple[int, int]], se
 
 def test_bfloat16_loses_no_more_than_plain_bfloat16() -> None:
     def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        documents = torch.tensor([0, 0, 1, 1, 1, 1])
-        scores = (query @ key.mT / 2).masked_fill(documents.unsqueeze(-1) != documents, -torch.inf)
+        document_ids = torch.tensor([0, 0, 1, 1, 1, 1])
+        scores = (query @ key.mT / 2).masked_fill(document_ids.unsqueeze(-1) != document_ids, -torch.inf)
         return scores.softmax(-1) @ value
 
     def packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.distributed.powersgd.linalg import thin_product
+from lightning_dalle.distributed.powersgd.linalg import tall_product
 
 sizes = st.integers(1, 12)
 
@@ -14,4 +14,4 @@ def test_product_is_that_of_the_matrices_in_either_layout(rows: int, columns: in
     matrix = torch.randn(shape, generator=generator, dtype=torch.float64)
     matrix = matrix.T if transposed else matrix
     factor = torch.randn(columns, rank, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(thin_product(matrix, factor), matrix @ factor, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(tall_product(matrix, factor), matrix @ factor, rtol=1e-12, atol=1e-12)

@@ -11,9 +11,12 @@ from lightning_dalle.strategies import ShardedPowerSGDStrategy
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 2, "total_rank": 8}, r"rank \(2\) and total_rank \(8\) say the same thing twice"),
+        (
+            {"matrix_approximation_rank": 2, "total_matrix_approximation_rank": 8},
+            r"rank \(2\) and total_rank \(8\) say the same thing twice",
+        ),
         ({"shard_size": 0}, r"shard_size \(0\) must be at least 1"),
-        ({"rank": 0}, r"rank \(0\) must be at least 1"),
+        ({"matrix_approximation_rank": 0}, r"rank \(0\) must be at least 1"),
         ({"wire_format": "fp8"}, r"format \('fp8'\) is unknown"),
         ({"wire_format": "bf16", "overlap": True}, r"wire_format \('bf16'\) must be 'fp32' with overlap"),
     ],

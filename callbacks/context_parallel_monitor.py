@@ -1,0 +1,82 @@
+"""What attention over sharded sequences costs a run, as logged metrics."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import distributed
+
+from lightning_dalle.distributed.context_parallel.comm import CommunicationStatistics
+from lightning_dalle.distributed.context_parallel.session import ContextParallelSession
+
+
+class ContextParallelMonitor(Callback):
+    """Logs, whenever the Trainer logs, where the time of sharded sequences goes.
+
+    Under the prefix `context_parallel/`, of this process and per optimizer step since the last time:
+
+    | metric | meaning |
+    | --- | --- |
+    | `computing_seconds` | forward and backward passes without waiting |
+    | `waiting_seconds` | waiting for messages that had not arrived when they were needed |
+    | `bytes_sent` | payload to other processes of the context group |
+    | `overlap_ratio` | share of the communication seconds during which this process computed |
+    | `imbalance` | how much longer than the group's mean its slowest process computed attention |
+
+    Nothing is logged where sequences are not sharded. All processes must have the callback, since `imbalance` is
+    gathered.
+
+    Example:
+        >>> trainer = Trainer(callbacks=[ContextParallelMonitor()], logger=False, enable_checkpointing=False)
+    """
+
+    def __init__(self) -> None:
+        self._before = CommunicationStatistics()
+        self._steps_before = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to count."""
+        session = _session(trainer)
+        if session is not None:
+            self._begin(trainer, session)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the metrics since the last time."""
+        session = _session(trainer)
+        if session is None or not trainer._logger_connector.should_update_logs:
+            return
+        since = session.communication - self._before
+        steps = max(trainer.global_step - self._steps_before, 1)
+        metrics = {
+            "computing_seconds": (since.step_seconds - since.waiting_seconds) / steps,
+            "waiting_seconds": since.waiting_seconds / steps,
+            "bytes_sent": since.bytes_sent / steps,
+            "overlap_ratio": since.overlap_ratio,
+            "imbalance": _imbalance(session, since.attention_seconds, pl_module.device),
+        }
+        pl_module.log_dict({f"context_parallel/{name}": value for name, value in metrics.items()})
+        self._begin(trainer, session)
+
+    def _begin(self, trainer: Trainer, session: ContextParallelSession) -> None:
+        self._before = replace(session.communication)
+        self._steps_before = trainer.global_step
+
+
+def _session(trainer: Trainer) -> ContextParallelSession | None:
+    session = getattr(trainer.strategy, "session", None)
+    return session if isinstance(session, ContextParallelSession) else None
+
+
+def _imbalance(session: ContextParallelSession, seconds: float, device: torch.device) -> float:
+    """Return by how much the group's slowest process exceeds its mean, as a share of the mean."""
+    group = session.groups.context
+    if group is None:
+        return 0.0
+    local = torch.tensor([seconds], dtype=torch.float32, device=device)
+    gathered = [torch.empty_like(local) for _ in range(group.size())]
+    distributed.all_gather(gathered, local, group=group)
+    by_rank = torch.cat(gathered)
+    return float(by_rank.max() / by_rank.mean().clamp(min=1e-12) - 1)
