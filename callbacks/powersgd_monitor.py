@@ -21,8 +21,9 @@ class PowerSGDMonitor(Callback):
     | `error_feedback_norm` | norm of what this process has not sent yet |
     | `gradient_norm` | norm of the last synchronized gradient over all shards |
     | `skipped_steps` | steps without a finite gradient |
-    | `reconstruction_error/GROUP` | share of the norm outside the span of P, averaged over matrices of one role, whose names differ in numbers alone |
+    | `reconstruction_error/ROLE` | share of a gradient's norm outside the span of P |
 
+    The last is averaged over matrices of one role, whose names differ in numbers alone, as `blocks.*.fc1.weight`.
     Nothing is logged where nothing is compressed: with one replica, or under another strategy.
 
     Example:

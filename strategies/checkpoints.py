@@ -1,4 +1,4 @@
-"""Checkpoints that are folders of shards: one file made of them, and whole tensors for a process that has no group."""
+"""Checkpoints of replicated and of sharded parameters, and the one file that is made of shards."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,62 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.load import _load_distributed_checkpoint
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.optim import Optimizer
+
+from lightning_dalle.distributed.checkpoint import load_file, load_module, load_optimizer
+
+
+class FileCheckpoints:
+    """One file of replicated parameters, as Lightning's strategies for such parameters write and read it.
+
+    Attributes:
+        kind: Lightning's strategy whose checkpoints these are; its methods run on the strategy that holds this object.
+        restored_by_lightning: Whether Lightning loads the states of what `load` returns.
+    """
+
+    kind: type[ParallelStrategy] = ParallelStrategy
+    restored_by_lightning = True
+
+    def __init__(self, strategy: ModelParallelStrategy) -> None:
+        self._strategy = strategy
+
+    def module_state(self) -> dict[str, Any]:
+        """Return the module's state, of this process's shards where it is sharded."""
+        return self.kind.lightning_module_state_dict(self._strategy)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return an optimizer's state, of this process's shards where it is sharded."""
+        return self.kind.optimizer_state(self._strategy, optimizer)
+
+    def save(self, checkpoint: dict[str, Any], path: Path, storage_options: Any = None) -> None:
+        """Write a checkpoint; all processes must call it."""
+        self.kind.save_checkpoint(self._strategy, checkpoint, path, storage_options)
+
+    def load(self, module: LightningModule, path: Path, weights_only: bool | None) -> dict[str, Any]:
+        """Read a checkpoint; all processes must call it."""
+        return self.kind.load_checkpoint(self._strategy, path, weights_only)
+
+
+class ShardedCheckpoints(FileCheckpoints):
+    """A folder of shards, which goes into the module and its optimizers on any later mesh; a file does so too."""
+
+    kind = ModelParallelStrategy
+    restored_by_lightning = False
+
+    def load(self, module: LightningModule, path: Path, weights_only: bool | None) -> dict[str, Any]:
+        """Read a checkpoint, and return what is left of it; all processes must call it."""
+        optimizers = self._strategy.optimizers
+        if not path.is_dir():
+            return load_file(module, optimizers, path, module.strict_loading, weights_only)
+        load_module(module, path, "state_dict", module.strict_loading)
+        for number, optimizer in enumerate(optimizers):
+            load_optimizer(module, optimizer, path, f"optimizer_{number}")
+        remainder: dict[str, Any] = torch.load(path / "meta.pt", weights_only=weights_only)
+        return remainder
 
 
 def consolidate_checkpoint(folder: str | Path, file: str | Path) -> None:

@@ -19,7 +19,7 @@ class GradientSynchronizer(Protocol):
     """What exchanges gradients once a step, whatever is accumulated before.
 
     A step calls `begin_backward` before each backward pass, `begin_last_backward` before the last one, `synchronize`
-    after it, one of the clipping methods if there is something to clip, and `release` after the optimizer.
+    after it, and `release` after the optimizer.
     """
 
     @property
@@ -35,16 +35,8 @@ class GradientSynchronizer(Protocol):
         """Say that the next backward pass is the last one before `synchronize`."""
         ...
 
-    def synchronize(self, parameters: Mapping[str, nn.Parameter], keep_non_finite: bool = False) -> bool:
-        """Replace each gradient by its mean over all processes, and return whether there is something to step with."""
-        ...
-
-    def clip_by_norm(self, max_norm: float) -> None:
-        """Scale the synchronized gradient down to this norm, where it is larger."""
-        ...
-
-    def clip_by_value(self, largest: float) -> None:
-        """Clamp each entry of the synchronized gradient."""
+    def synchronize(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Replace each gradient of the parameters that are trained now by its mean; all processes must call it."""
         ...
 
     def release(self) -> None:
@@ -59,20 +51,16 @@ class GradientSynchronizer(Protocol):
 class MeanGradients:
     """Averages the gradients of a step over replicas, uncompressed.
 
-    Gradients that are not finite stay, as under DDP. Processes that each look at their own shards, as a GradScaler does,
-    must come to one verdict: with `keep_non_finite` a gradient that is not finite anywhere makes one not finite on every
-    process.
+    Gradients that are not finite stay, as under DDP, and so are not finite on any replica.
 
     Args:
         replicate_group: Processes that hold the same shard, or the same parameters where nothing is sharded.
-        shard_group: Processes that hold the shards of one replica.
     """
 
     has_error_feedback = False
 
-    def __init__(self, replicate_group: ProcessGroup, shard_group: ProcessGroup) -> None:
-        self._replicate_group, self._shard_group = replicate_group, shard_group
-        self._parameters: list[nn.Parameter] = []
+    def __init__(self, replicate_group: ProcessGroup) -> None:
+        self._replicate_group = replicate_group
 
     def begin_backward(self) -> None:
         """Do nothing: gradients accumulate on nothing."""
@@ -80,29 +68,9 @@ class MeanGradients:
     def begin_last_backward(self) -> None:
         """Do nothing: gradients are sent after the backward pass."""
 
-    @torch.no_grad()
-    def synchronize(self, parameters: Mapping[str, nn.Parameter], keep_non_finite: bool = False) -> bool:
-        """Replace each gradient by its mean over all processes; all of them must call it."""
-        self._parameters = list(parameters.values())
-        squared_norm = average_gradients(self._parameters, self._replicate_group, self._shard_group)
-        if keep_non_finite and not bool(squared_norm.isfinite()):
-            gradients = local_gradients(self._parameters)
-            if all_finite(gradients):
-                gradients[0].view(-1)[:1].fill_(torch.inf)
-        return True
-
-    @torch.no_grad()
-    def clip_by_norm(self, max_norm: float) -> None:
-        """Scale the synchronized gradient down to this norm, where it is larger."""
-        # Taken anew: a GradScaler has divided the gradients since.
-        norm = _squared_norm(self._parameters, self._shard_group).sqrt()
-        scale_to_norm(local_gradients(self._parameters), norm, max_norm)
-
-    @torch.no_grad()
-    def clip_by_value(self, largest: float) -> None:
-        """Clamp each entry of the synchronized gradient."""
-        for gradient in local_gradients(self._parameters):
-            gradient.clamp_(-largest, largest)
+    def synchronize(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Replace each gradient by its mean over all replicas; all processes must call it."""
+        average_gradients(list(parameters.values()), self._replicate_group)
 
     def release(self) -> None:
         """Do nothing: nothing stands beside the gradients."""
@@ -112,70 +80,47 @@ class MeanGradients:
 
 
 @torch.no_grad()
-def average_gradients(
-    parameters: Sequence[nn.Parameter], replicate_group: ProcessGroup, shard_group: ProcessGroup
-) -> Tensor:
-    """Replace each gradient by its mean over all processes, with the same bits everywhere; all of them must call it.
+def average_gradients(parameters: Sequence[nn.Parameter], replicate_group: ProcessGroup) -> None:
+    """Replace each gradient by its mean over the group, to the same bits on each process; all of them must call it.
 
-    Shards are averaged over their replicas, as FSDP2 has averaged them over a replica's processes. Tensors that are not
-    sharded are averaged over all processes. A parameter that no process has a gradient of keeps none; where some have
-    none, those count as 0.
-
-    Returns:
-        The squared norm of all means over all shards, in double precision.
+    Shards are averaged over their replicas, as FSDP2 has averaged them over a replica's processes. A parameter that no
+    process has a gradient of keeps none; where some have none, those count as 0.
     """
-    world = distributed.group.WORLD
-    assert world is not None
-    sharded = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
-    unsharded = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
-    for some, group in ((sharded, replicate_group), (unsharded, world)):
-        used = _used(some, group)
-        for bucket in _buckets([parameter for parameter, is_used in zip(some, used, strict=True) if is_used]):
-            gradients = [
-                torch.zeros_like(to_local(part)) if part.grad is None else to_local(part.grad) for part in bucket
-            ]
-            means, _ = average_over_group(gradients, WIRE_FORMATS["fp32"], group)
-            for parameter, mean in zip(bucket, means, strict=True):
-                parameter.grad = distribute_like(mean.to(parameter.dtype), parameter)
-    return _squared_norm(parameters, shard_group)
+    used = _used(parameters, replicate_group)
+    for bucket in _buckets([parameter for parameter, is_used in zip(parameters, used, strict=True) if is_used]):
+        gradients = [torch.zeros_like(to_local(part)) if part.grad is None else to_local(part.grad) for part in bucket]
+        means, _ = average_over_group(gradients, WIRE_FORMATS["fp32"], replicate_group)
+        for parameter, mean in zip(bucket, means, strict=True):
+            parameter.grad = distribute_like(mean.to(parameter.dtype), parameter)
 
 
-def _used(parameters: Sequence[nn.Parameter], group: ProcessGroup) -> list[bool]:
-    """Return for each parameter whether any process of the group has a gradient of it."""
-    if not parameters:
-        return []
-    flags = [part.grad is not None for part in parameters]
-    (shares,), _ = average_over_group(
-        [torch.tensor(flags, dtype=torch.float32, device=parameters[0].device)], WIRE_FORMATS["fp32"], group
+@torch.no_grad()
+def spread_non_finite(parameters: Sequence[nn.Parameter]) -> None:
+    """Make each gradient NaN that is not finite on any process, and the others 0; all processes must call it.
+
+    So whoever looks for such gradients comes to one verdict on all processes, and of each parameter. If all are finite,
+    all become NaN: it was their norm that is not.
+    """
+    device = to_local(parameters[0]).device
+    flags = torch.tensor(
+        [part.grad is not None and not all_finite([to_local(part.grad)]) for part in parameters],
+        dtype=torch.int32,
+        device=device,
     )
-    return [share > 0 for share in shares.tolist()]
+    distributed.all_reduce(flags, op=distributed.ReduceOp.MAX)
+    spoiled = [bool(flag) for flag in flags.tolist()]
+    for parameter, is_spoiled in zip(parameters, spoiled, strict=True):
+        value = torch.nan if is_spoiled or not any(spoiled) else 0.0
+        parameter.grad = distribute_like(torch.full_like(to_local(parameter), value), parameter)
 
 
-def _squared_norm(parameters: Sequence[nn.Parameter], shard_group: ProcessGroup) -> Tensor:
-    device = parameters[0].device if parameters else "cpu"
-    of_shards, of_others = torch.zeros((2,), dtype=torch.float64, device=device).unbind()
+def squared_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Return the squared norm of the local shards of all gradients, in double precision."""
+    total = torch.zeros((), dtype=torch.float64, device=parameters[0].device if parameters else "cpu")
     for parameter in parameters:
         if parameter.grad is not None:
-            square = to_local(parameter.grad).double().square().sum()
-            (of_shards if isinstance(parameter, DTensor) else of_others).add_(square)
-    if shard_group.size() > 1:
-        # Gathered, not summed by the back end: added in one order, all replicas get the same bits.
-        values = [torch.empty_like(of_shards) for _ in range(shard_group.size())]
-        distributed.all_gather(values, of_shards.contiguous(), group=shard_group)
-        of_shards = torch.stack(values).sum()
-    return of_shards + of_others
-
-
-def local_gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Return the local shard of each gradient that there is."""
-    return [to_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-
-
-def scale_to_norm(gradients: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Scale gradients of this norm, in place, such that it is at most `max_norm`."""
-    coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(coefficient.to(gradient.dtype))
+            total += to_local(parameter.grad).double().square().sum()
+    return total
 
 
 def distribute_like(local: Tensor, parameter: Tensor) -> Tensor:
@@ -190,6 +135,16 @@ def distribute_like(local: Tensor, parameter: Tensor) -> Tensor:
         shape=parameter.shape,
         stride=parameter.stride(),
     )
+
+
+def _used(parameters: Sequence[nn.Parameter], group: ProcessGroup) -> list[bool]:
+    """Return for each parameter whether any process of the group has a gradient of it."""
+    if not parameters:
+        return []
+    present = [part.grad is not None for part in parameters]
+    flags = torch.tensor(present, dtype=torch.int32, device=parameters[0].device)
+    distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=group)
+    return [bool(flag) for flag in flags.tolist()]
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:

@@ -1,7 +1,7 @@
 """Fully sharded (FSDP2) and hybrid sharded (HSDP) parameters: sharded within a replica, equal between replicas."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import distributed, nn
@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor
 
 @torch.no_grad()
 def sync_module_states(module: nn.Module, device: torch.device) -> None:
-    """Give all processes the parameters and buffers of rank 0; all of them must call it.
+    """Broadcast the parameters and buffers of rank 0; all processes must call it.
 
-    Tensors become contiguous, as messages and matrices of gradients need them. Tensors on the meta device are left alone.
+    Tensors become contiguous, as messages and matrices of gradients need them. Those on the meta device are left alone.
 
     Args:
         device: Device of the messages, one that the world's backend serves.
@@ -35,18 +35,38 @@ def is_sharded(module: nn.Module) -> bool:
     )
 
 
-def validate_shards(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Refuse parameters that are sharded over something else than this mesh of one dimension.
+def validate_shards(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh) -> None:
+    """Refuse parameters that are not sharded, or over something else than this mesh of one dimension.
 
     Raises:
         ValueError: If there is one.
     """
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, DTensor) and parameter.device_mesh.mesh.tolist() != mesh.mesh.tolist():
+    ranks = mesh.mesh.tolist()
+    for name, parameter in parameters.items():
+        if not isinstance(parameter, DTensor):
             raise ValueError(
-                f"{name} is distributed over {parameter.device_mesh}, which must be the strategy's shard_mesh: "
+                f"{name} is not sharded, though other parameters are; create it in the module's __init__ or "
+                "configure_model, and leave it out of ignored_params"
+            )
+        if parameter.device_mesh is not mesh and parameter.device_mesh.mesh.tolist() != ranks:
+            raise ValueError(
+                f"{name} is sharded over {parameter.device_mesh}, which must be the strategy's shard_mesh: "
                 "fully_shard(block, mesh=self.trainer.strategy.shard_mesh)"
             )
+
+
+def shard_remainder(module: nn.Module, methods: tuple[str, ...] = ()) -> None:
+    """Shard what a module that shards some of its submodules has left, over their mesh.
+
+    Args:
+        methods: Methods beside `forward` through which the whole module is run.
+    """
+    parameters = list(module.parameters())
+    meshes = [parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor)]
+    if len(meshes) == len(parameters) or isinstance(module, FSDPModule):
+        return
+    fully_shard(module, mesh=meshes[0])
+    _register_methods(module, methods)
 
 
 def shard_blocks(module: nn.Module, mesh: DeviceMesh, methods: tuple[str, ...] = ()) -> None:
@@ -65,6 +85,10 @@ def shard_blocks(module: nn.Module, mesh: DeviceMesh, methods: tuple[str, ...] =
     for block in [block for block in _blocks(module) if _can_stand_alone(block, uses)]:
         fully_shard(block, mesh=mesh)
     fully_shard(module, mesh=mesh)
+    _register_methods(module, methods)
+
+
+def _register_methods(module: nn.Module, methods: tuple[str, ...]) -> None:
     for method in methods:
         if hasattr(module, method):
             register_fsdp_forward_method(module, method)

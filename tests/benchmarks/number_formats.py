@@ -20,7 +20,7 @@ from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
 
 from lightning_dalle.commands.recipes import packaged_recipes
 from lightning_dalle.distributed.powersgd.comm import WIRE_FORMATS, WireFormat
-from lightning_dalle.distributed.powersgd.linalg import orthonormal_basis, tall_product
+from lightning_dalle.distributed.powersgd.compressor import orthonormal_basis, tall_product
 from lightning_dalle.lightning_modules.configuration import as_config
 from lightning_dalle.models.contrastive import ContrastiveConfig
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig

@@ -1,4 +1,4 @@
-"""Somebody else's language models, of which processes hold parts of each sequence, and runs of them on ranks."""
+"""Somebody else's language models, whose sequences are sharded, and runs of them on ranks."""
 
 import os
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ class Layer(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         self.projections = nn.Linear(WIDTH, 3 * WIDTH)
         self.output = nn.Linear(WIDTH, WIDTH)
-        self.expand = nn.Linear(WIDTH, 2 * WIDTH)
-        self.contract = nn.Linear(2 * WIDTH, WIDTH)
+        self.fc1 = nn.Linear(WIDTH, 2 * WIDTH)
+        self.fc2 = nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, hidden: Tensor) -> Tensor:
         probability = self.dropout if self.training else 0.0
@@ -37,11 +37,11 @@ class Layer(nn.Module):
         query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)
         attended = scaled_dot_product_attention(query, key, value, is_causal=self.causal, dropout_p=probability)
         hidden = hidden + dropout(self.output(attended.transpose(1, 2).flatten(2)), probability, self.training)
-        return hidden + self.contract(self.expand(hidden).relu())
+        return hidden + self.fc2(self.fc1(hidden).relu())
 
 
-class LayerCut(LightningModule):
-    """Numbers its positions itself and takes the loss of the whole; sequences are cut for its layers alone."""
+class LayerSharded(LightningModule):
+    """Numbers its positions itself and takes the loss of the whole; sequences are sharded for its layers alone."""
 
     def __init__(self, causal: bool = True, dropout: float = 0.0, recompute: bool = False, seed: int = 0) -> None:
         super().__init__()
@@ -87,8 +87,8 @@ class LayerCut(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-class BatchCut(LayerCut):
-    """Sees parts from the batch on: positions and labels come with it, and the loss is a mean over the sequence."""
+class BatchSharded(LayerSharded):
+    """Sees local shards from the batch on, which has positions and labels; its loss is a mean over the sequence."""
 
     def sequence_plan(self) -> SequencePlan:
         return SequencePlan(
@@ -106,8 +106,8 @@ class BatchCut(LayerCut):
         return sequence_mean(total, (batch["labels"] != -100).sum())
 
 
-class Foreign(LayerCut):
-    """`BatchCut` without anything of this package: what it must equal on one process."""
+class Foreign(LayerSharded):
+    """`BatchSharded` without anything of this package: what it must equal on one process."""
 
     def number(self, batch: Mapping[str, Tensor]) -> Tensor:
         return batch["positions"]
@@ -122,7 +122,7 @@ class Foreign(LayerCut):
             )
             attended = scaled_dot_product_attention(query, key, value, attn_mask=self.mask)
             hidden = hidden + layer.output(attended.transpose(1, 2).flatten(2))
-            hidden = hidden + layer.contract(layer.expand(hidden).relu())
+            hidden = hidden + layer.fc2(layer.fc1(hidden).relu())
         return self.head(hidden)
 
 
@@ -149,16 +149,18 @@ def fit_on_rank(
     rank: int,
     world_size: int,
     settings: dict[str, Any],
-    module: LayerCut,
+    module: LayerSharded,
     num_batches: int = 20,
     start: int = 0,
     ckpt_path: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains on this rank's samples and tells what came of it."""
+    """Train on this rank's samples and return what came of it."""
     os.environ["LOCAL_RANK"] = str(rank)
     strategy = ContextParallelStrategy(**settings)
-    size = world_size if strategy.context_parallel_degree == "auto" else strategy.context_parallel_degree
+    assert strategy.context_parallel is not None
+    degree = strategy.context_parallel.degree
+    size = world_size if degree == "auto" else degree
     trainer = trainer_of(world_size, strategy, **options)
     loader = batches(num_batches, rank // size, world_size // size, start=start)
     trainer.fit(module, loader, loader, ckpt_path=ckpt_path)
@@ -170,7 +172,7 @@ def fit_on_rank(
     }
 
 
-def fit_alone(module: LayerCut, num_batches: int = 20, **options: Any) -> dict[str, Any]:
+def fit_alone(module: LayerSharded, num_batches: int = 20, **options: Any) -> dict[str, Any]:
     """The same training in one process, by Lightning alone."""
     loader = batches(num_batches, 0, 1)
     trainer_of(1, "auto", **options).fit(module, loader, loader)

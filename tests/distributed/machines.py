@@ -1,4 +1,4 @@
-"""PowerSGD steps of several machines, for tests; and what they must give, by another road."""
+"""PowerSGD steps of several replicas, and what they must give, computed by singular values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,21 +11,21 @@ from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
 
 
 def compressor_of(gradients: Mapping[str, Tensor], settings: Mapping[str, Any], **options: Any) -> PowerSGD:
-    """A compressor over all ranks."""
+    """Return a compressor over all ranks."""
     group = distributed.group.WORLD
     assert group is not None
     return PowerSGD(gradients, PowerSGDConfig(**settings), group, **options)
 
 
 def step(compressor: PowerSGD, gradients: Sequence[Tensor | None]) -> dict[str, Any]:
-    """One step: the mean gradients, the residuals before and after, and what is known of the reduction."""
+    """Run one step: return mean gradients, what is to be sent before and left after, and what is known of it."""
     accumulated: list[Tensor | None] = []
     before: list[Tensor | None] = []
-    for place, gradient in enumerate(gradients):
-        residual = compressor.error_feedback.take(place)
-        total = residual if gradient is None else gradient.clone()
-        if residual is not None and gradient is not None:
-            total = residual.add_(gradient)
+    for index, gradient in enumerate(gradients):
+        error = compressor.error_feedback.take(index)
+        total = error if gradient is None else gradient.clone()
+        if error is not None and gradient is not None:
+            total = error.add_(gradient)
         accumulated.append(total)
         before.append(None if total is None else total.clone())
     reduction = compressor.reduce(accumulated, measure=True)
@@ -34,26 +34,26 @@ def step(compressor: PowerSGD, gradients: Sequence[Tensor | None]) -> dict[str, 
         means = compressor.accept(reduction, accumulated)
     else:
         compressor.reject(accumulated)
-    kept = [compressor.error_feedback.peek(place) for place in range(len(gradients))]
+    kept = [compressor.error_feedback.peek(index) for index in range(len(gradients))]
     return {
         "before": before,
         "means": means,
-        "after": [None if residual is None else residual.clone() for residual in kept],
+        "after": [None if error is None else error.clone() for error in kept],
         "norm": float(reduction.squared_norm.sqrt()),
         "finite": reduction.finite,
         "errors": reduction.reconstruction_errors,
-        "bases": reduction.p,
-        "queries": dict(compressor.initial_q),
+        "p": reduction.p,
+        "initial_q": dict(compressor.initial_q),
     }
 
 
-def projected_mean(gradients: Sequence[Tensor], query: Tensor, rank: int) -> Tensor:
-    """The mean of the machines' matrices on the span of its product with `query`, by singular values, in float64."""
+def projected_mean(gradients: Sequence[Tensor], q: Tensor, rank: int) -> Tensor:
+    """Return the mean matrix on the span of its product with `q`, by singular values, in float64."""
     mean = torch.stack([gradient.double() for gradient in gradients]).mean(dim=0)
     matrix = mean.flatten(1)
-    transposed = matrix.shape[1] != query.shape[0]
+    transposed = matrix.shape[1] != q.shape[0]
     matrix = matrix.T if transposed else matrix
-    product = matrix @ query.double()
+    product = matrix @ q.double()
     product.diagonal().add_(1e-6 * product.abs().max())
     basis = torch.linalg.svd(product, full_matrices=False).U[:, :rank]
     projected = basis @ (basis.T @ matrix)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lightning_dalle import PowerSGDConfig
-from tests.distributed.language_model import BatchCut, Foreign, LayerCut, fit_alone, fit_on_rank, mean_losses
+from tests.distributed.language_model import BatchSharded, Foreign, LayerSharded, fit_alone, fit_on_rank, mean_losses
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 from tests.rounding import assert_only_rounded, joined
@@ -14,31 +14,31 @@ from tests.rounding import assert_only_rounded, joined
 pytestmark = LIGHTNING_WARNINGS
 FULL_RANK = PowerSGDConfig(matrix_approximation_rank=99, min_compression_rate=-9.0)
 ACCUMULATED: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
-Case = tuple[dict[str, Any], type[LayerCut], dict[str, Any], dict[str, Any]]
+Case = tuple[dict[str, Any], type[LayerSharded], dict[str, Any], dict[str, Any]]
 
 # Settings of the strategy, module, its arguments, options of the Trainer.
 CASES: dict[int, list[Case]] = {
-    1: [({"context_parallel_degree": 1}, LayerCut, {}, {})],
+    1: [({"context_parallel_degree": 1}, LayerSharded, {}, {})],
     2: [
-        ({}, LayerCut, {}, {}),
-        ({"context_parallel_degree": 1}, LayerCut, {}, {}),
-        ({"attention": "ulysses", "layout": "contiguous"}, LayerCut, {"causal": False}, {}),
-        ({}, LayerCut, {"recompute": True}, ACCUMULATED),
-        ({}, BatchCut, {}, {}),
-        ({"attention": "ulysses", "layout": "contiguous"}, BatchCut, {}, ACCUMULATED),
-        ({"shard_size": 2}, LayerCut, {}, ACCUMULATED),
-        ({"shard_size": 2}, BatchCut, {"recompute": True}, {}),
-        ({"context_parallel_degree": 1, "shard_size": 1, "powersgd": FULL_RANK}, LayerCut, {}, {}),
+        ({}, LayerSharded, {}, {}),
+        ({"context_parallel_degree": 1}, LayerSharded, {}, {}),
+        ({"attention": "ulysses", "layout": "contiguous"}, LayerSharded, {"causal": False}, {}),
+        ({}, LayerSharded, {"recompute": True}, ACCUMULATED),
+        ({}, BatchSharded, {}, {}),
+        ({"attention": "ulysses", "layout": "contiguous"}, BatchSharded, {}, ACCUMULATED),
+        ({"shard_size": 2}, LayerSharded, {}, ACCUMULATED),
+        ({"shard_size": 2}, BatchSharded, {"recompute": True}, {}),
+        ({"context_parallel_degree": 1, "shard_size": 1, "powersgd": FULL_RANK}, LayerSharded, {}, {}),
     ],
     4: [
-        ({}, LayerCut, {}, {}),
-        ({"attention": "hybrid", "ulysses_degree": 2}, BatchCut, {}, {}),
-        ({"shard_size": 4}, LayerCut, {}, {}),
-        ({"context_parallel_degree": 2}, BatchCut, {}, ACCUMULATED),
-        ({"context_parallel_degree": 2, "shard_size": 2, "powersgd": FULL_RANK}, LayerCut, {}, ACCUMULATED),
-        ({"context_parallel_degree": 2, "shard_size": 4}, LayerCut, {}, {}),
+        ({}, LayerSharded, {}, {}),
+        ({"attention": "usp", "ulysses_degree": 2}, BatchSharded, {}, {}),
+        ({"shard_size": 4}, LayerSharded, {}, {}),
+        ({"context_parallel_degree": 2}, BatchSharded, {}, ACCUMULATED),
+        ({"context_parallel_degree": 2, "shard_size": 2, "powersgd": FULL_RANK}, LayerSharded, {}, ACCUMULATED),
+        ({"context_parallel_degree": 2, "shard_size": 4}, LayerSharded, {}, {}),
     ],
-    8: [({"context_parallel_degree": 4, "shard_size": 4, "powersgd": FULL_RANK}, LayerCut, {}, {})],
+    8: [({"context_parallel_degree": 4, "shard_size": 4, "powersgd": FULL_RANK}, LayerSharded, {}, {})],
 }
 
 
@@ -51,10 +51,10 @@ def _fit_cases(rank: int, world_size: int) -> list[Any]:
 
 @functools.cache
 def _alone(
-    module: type[LayerCut], arguments: tuple[tuple[str, Any], ...], options: tuple[tuple[str, Any], ...]
+    module: type[LayerSharded], arguments: tuple[tuple[str, Any], ...], options: tuple[tuple[str, Any], ...]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The same training on one process, in single precision and in double."""
-    kind = Foreign if module is BatchCut else module
+    kind = Foreign if module is BatchSharded else module
     single, double = (
         fit_alone(made, **dict(options)) for made in (kind(**dict(arguments)), kind(**dict(arguments)).double())
     )

@@ -1,4 +1,4 @@
-"""What surrounds training under the strategy: every Trainer method, checkpoints, random numbers, figures, refusals."""
+"""What surrounds training under the strategy: every Trainer method, checkpoints, random numbers, metrics, refusals."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, distributed
 from torch.distributed.fsdp import fully_shard
@@ -13,14 +14,16 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_dalle import ContextGroups, ContextParallelSession, ContextParallelStrategy, SequencePlan
+from lightning_dalle.callbacks import ContextParallelMonitor
+from lightning_dalle.distributed.gradients import MeanGradients
 from tests.distributed.language_model import (
     HEADS,
     LENGTH,
     SAMPLES,
     WIDTH,
-    BatchCut,
+    BatchSharded,
     Foreign,
-    LayerCut,
+    LayerSharded,
     batches,
     fit_alone,
     fit_on_rank,
@@ -37,7 +40,7 @@ pytestmark = LIGHTNING_WARNINGS
 def _every_method(rank: int, state: dict[str, Tensor]) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     answers = []
-    for module in (LayerCut(), BatchCut()):
+    for module in (LayerSharded(), BatchSharded()):
         module.load_state_dict(state)
         trainer = trainer_of(2, "context_parallel", limit_val_batches=2)
         loader = batches(3, 0, 1)
@@ -51,9 +54,9 @@ def _every_method(rank: int, state: dict[str, Tensor]) -> Any:
 
 
 def test_validate_test_and_predict() -> None:
-    state = LayerCut(seed=3).state_dict()
+    state = LayerSharded(seed=3).state_dict()
     by_rank = run_ranks(_every_method, 2, state, timeout=120)
-    for case, kind in enumerate((LayerCut, Foreign)):
+    for case, kind in enumerate((LayerSharded, Foreign)):
         alone = kind()
         alone.load_state_dict(state)
         expected: list[dict[str, Any]] = []
@@ -70,33 +73,35 @@ def test_validate_test_and_predict() -> None:
 def _save(rank: int, folder: Path, settings: dict[str, Any]) -> Any:
     keep = ModelCheckpoint(folder, every_n_train_steps=5, save_top_k=-1, filename="{step}")
     options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [keep]}
-    return fit_on_rank(rank, 2, settings, LayerCut(), num_batches=10, **options)
+    return fit_on_rank(rank, 2, settings, LayerSharded(), num_batches=10, **options)
 
 
 def _resume(rank: int, world_size: int, file: Path, cases: list[dict[str, Any]]) -> Any:
     return [
-        fit_on_rank(rank, world_size, settings, LayerCut(seed=5), num_batches=5, start=5, ckpt_path=str(file))
+        fit_on_rank(rank, world_size, settings, LayerSharded(seed=5), num_batches=5, start=5, ckpt_path=str(file))
         for settings in cases
     ]
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
 @pytest.mark.parametrize("shards", [False, True])
-def test_training_goes_on_at_another_context_size(tmp_path: Path, shards: bool) -> None:
+def test_training_goes_on_at_another_context_parallel_degree(tmp_path: Path, shards: bool) -> None:
     first = run_ranks(_save, 2, tmp_path, {"shard_size": 2} if shards else {}, timeout=120)
     file = tmp_path / "step=5.ckpt"
     assert file.is_dir() == shards
-    expected = [fit_alone(module, num_batches=10)["losses"][5:] for module in (LayerCut(), LayerCut().double())]
+    expected = [fit_alone(module, num_batches=10)["losses"][5:] for module in (LayerSharded(), LayerSharded().double())]
     assert_only_rounded(first[0]["losses"][5:], *expected)
-    for world_size, sizes in ((2, (1, 2)), (4, (4,))):
-        cases = [{"context_parallel_degree": size, "shard_size": world_size if shards else None} for size in sizes]
+    for world_size, degrees in ((2, (1, 2)), (4, (4,))):
+        cases = [
+            {"context_parallel_degree": degree, "shard_size": world_size if shards else None} for degree in degrees
+        ]
         by_rank = run_ranks(_resume, world_size, world_size, file, cases, timeout=120)
         for case in range(len(cases)):
             losses = mean_losses([answers[case] for answers in by_rank])
             assert_only_rounded(losses, *expected)
     if not shards:
         # An ordinary file, which Lightning alone goes on from too.
-        alone = LayerCut(seed=5)
+        alone = LayerSharded(seed=5)
         loader = batches(5, 0, 1, start=5)
         trainer_of(1, "auto").fit(alone, loader, loader, ckpt_path=str(file))
         assert_only_rounded(alone.losses, *expected)
@@ -106,7 +111,7 @@ def _with_dropout(rank: int, world_size: int, cases: list[dict[str, Any]]) -> An
     # Processes come with random numbers of their own.
     losses = []
     for settings in cases:
-        module = LayerCut(dropout=0.3, recompute=True)
+        module = LayerSharded(dropout=0.3, recompute=True)
         torch.manual_seed(rank)
         losses.append(fit_on_rank(rank, world_size, settings, module, num_batches=4)["losses"])
     return losses
@@ -115,7 +120,9 @@ def _with_dropout(rank: int, world_size: int, cases: list[dict[str, Any]]) -> An
 def test_dropout_does_not_depend_on_the_number_of_ranks() -> None:
     (expected,) = run_ranks(_with_dropout, 1, 1, [{}])[0]
     cases: list[dict[str, Any]] = [{}, {"attention": "ulysses", "layout": "contiguous"}]
-    without, exact = (fit_alone(module, num_batches=4)["losses"] for module in (LayerCut(), LayerCut().double()))
+    without, exact = (
+        fit_alone(module, num_batches=4)["losses"] for module in (LayerSharded(), LayerSharded().double())
+    )
     # Both runs round as one without dropout does, of which the double one is known.
     bar = rounding_bar(torch.tensor(without), torch.tensor(exact, dtype=torch.float64), factor=2 * FACTOR)
     for losses in run_ranks(_with_dropout, 2, 2, cases, timeout=120):
@@ -124,7 +131,7 @@ def test_dropout_does_not_depend_on_the_number_of_ranks() -> None:
 
 
 class _Collectives(TorchDispatchMode):
-    """What this process asks the process groups for."""
+    """Records the collectives that this process calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +146,9 @@ class _Collectives(TorchDispatchMode):
 def _collectives(rank: int) -> Any:
     with _Collectives() as collectives:
         for attention in ("ring", "ulysses"):
-            answer = fit_on_rank(rank, 2, {"attention": attention, "layout": "contiguous"}, BatchCut(), num_batches=3)
+            answer = fit_on_rank(
+                rank, 2, {"attention": attention, "layout": "contiguous"}, BatchSharded(), num_batches=3
+            )
     return collectives.names, answer["metrics"]
 
 
@@ -149,13 +158,14 @@ def test_collectives_come_in_one_order_though_one_rank_has_all_labels() -> None:
     assert {"c10d::alltoall_base_", "c10d::allreduce_", "c10d::send"} <= set(first)
 
 
-def _figures(rank: int) -> Any:
-    return fit_on_rank(rank, 2, {}, BatchCut(), num_batches=3, log_every_n_steps=3, logger=False)["metrics"]
+def _metrics(rank: int) -> Any:
+    options: dict[str, Any] = {"log_every_n_steps": 3, "logger": False, "callbacks": [ContextParallelMonitor()]}
+    return fit_on_rank(rank, 2, {}, BatchSharded(), num_batches=3, **options)["metrics"]
 
 
-def test_figures_tell_what_a_step_sent_and_waited() -> None:
-    by_rank = run_ranks(_figures, 2, timeout=120)
-    # Of two layers: keys and values of the other rank forward, they and their gradients backward.
+def test_monitor_logs_what_a_step_sent_and_waited() -> None:
+    by_rank = run_ranks(_metrics, 2, timeout=120)
+    # Two layers: keys and values of the other rank forward, they and their gradients backward.
     total = sum(metrics["context_parallel/bytes_sent"] for metrics in by_rank)
     assert total == pytest.approx(2 * (2 + 4) * SAMPLES * LENGTH * WIDTH * 4, rel=1e-6)
     for metrics in by_rank:
@@ -166,7 +176,7 @@ def test_figures_tell_what_a_step_sent_and_waited() -> None:
         assert metrics["context_parallel/imbalance"] >= 0
 
 
-class _PositionsOfRanks(BatchCut):
+class _PositionsOfRanks(BatchSharded):
     """A mistake: each rank starts to count anew."""
 
     def number(self, batch: Any) -> Tensor:
@@ -176,68 +186,85 @@ class _PositionsOfRanks(BatchCut):
 class _WithoutMean(ContextParallelStrategy):
     """A mistake: gradients stay where they are."""
 
-    def synchronise(self) -> None:
-        pass
+    def setup(self, trainer: Trainer) -> None:
+        super().setup(trainer)
+        alone = distributed.new_group([distributed.get_rank()], use_local_synchronization=True)
+        self.gradients = MeanGradients(alone)
 
 
 def _mistakes(rank: int) -> Any:
     answers = [fit_on_rank(rank, 2, {}, _PositionsOfRanks(), num_batches=6)["losses"]]
     os.environ["LOCAL_RANK"] = str(rank)
-    module = LayerCut()
+    module = LayerSharded()
     trainer_of(2, _WithoutMean()).fit(module, batches(6, 0, 1))
     return [*answers, module.losses]
 
 
 def test_mistakes_would_be_seen() -> None:
-    expected = [fit_alone(module(), num_batches=6)["losses"] for module in (Foreign, LayerCut)]
+    expected = [fit_alone(module(), num_batches=6)["losses"] for module in (Foreign, LayerSharded)]
     for losses in run_ranks(_mistakes, 2, timeout=120):
         for wrong, right in zip(losses, expected, strict=True):
             assert wrong != pytest.approx(right, abs=1e-3)
 
 
-class _OwnMean(BatchCut):
+class _OwnMean(BatchSharded):
     def loss(self, batch: Any) -> Tensor:
         return cross_entropy(self(batch).flatten(0, 1), batch["tokens"].flatten())
 
 
-class _Inattentive(LayerCut):
+class _Inattentive(LayerSharded):
     def __init__(self) -> None:
         super().__init__()
         for layer in self.layers:
             layer.forward = lambda hidden: hidden * 1.0
 
 
-class _ShardsItself(LayerCut):
+class _ShardsItself(LayerSharded):
     def configure_model(self) -> None:
-        fully_shard(self, mesh=self.device_mesh["shard"])
+        fully_shard(self, mesh=self.trainer.strategy.shard_mesh)
 
 
 LAYERS: dict[str, Any] = {"inputs": {"layers.0": {"hidden": 1}}, "outputs": {"layers.1": 1}}
 REFUSALS: list[tuple[dict[str, Any], type[Any], type[Exception], str]] = [
     (
         {"context_parallel_degree": 3},
-        LayerCut,
+        LayerSharded,
         ValueError,
         r"context_parallel_degree \(3\) must divide the number of processes \(2\)",
     ),
-    ({"shard_size": 1}, LayerCut, ValueError, r"shard_size \(1\) must be a multiple of context_parallel_degree \(2\)"),
     (
-        {"attention": "hybrid", "ulysses_degree": 3},
-        LayerCut,
+        {"shard_size": 1},
+        LayerSharded,
         ValueError,
-        r"head_size \(3\) must divide context_parallel_degree \(2\)",
+        r"shard_size \(1\) must be a multiple of context_parallel_degree \(2\)",
+    ),
+    (
+        {"attention": "usp", "ulysses_degree": 3},
+        LayerSharded,
+        ValueError,
+        r"ulysses_degree \(3\) must divide context_parallel_degree \(2\)",
     ),
     (
         {"attention": "ulysses", "plan": SequencePlan(**LAYERS, num_heads=3)},
-        LayerCut,
+        LayerSharded,
         ValueError,
-        r"num_heads \(3\) must be divisible by the 2 processes that trade heads; use attention='hybrid'",
+        r"num_heads \(3\) must be divisible by the 2 processes that trade heads; use attention='usp'",
     ),
-    ({"plan": SequencePlan(**LAYERS, length=3)}, LayerCut, ValueError, r"length \(3\) must be at least 4, the runs"),
+    (
+        {"plan": SequencePlan(**LAYERS, length=3)},
+        LayerSharded,
+        ValueError,
+        r"length \(3\) must be at least 4, the runs",
+    ),
     ({}, Toy, TypeError, "Toy has no method sequence_plan"),
-    ({"plan": SequencePlan(batch={"words": 1})}, LayerCut, ValueError, r"cuts \['words'\] of each batch"),
-    ({}, _OwnMean, RuntimeError, "training_step returned a loss of this process's positions alone"),
-    ({}, _Inattentive, RuntimeError, "sequences were cut, but neither attend nor scaled_dot_product_attention"),
+    (
+        {"plan": SequencePlan(batch={"words": 1})},
+        LayerSharded,
+        ValueError,
+        r"the plan shards \['words'\] of each batch",
+    ),
+    ({}, _OwnMean, RuntimeError, "training_step returned a loss of local positions alone"),
+    ({}, _Inattentive, RuntimeError, "sequences were sharded, but neither attend nor scaled_dot_product_attention"),
     ({}, _ShardsItself, ValueError, "_ShardsItself shards its parameters, but shard_size is None"),
 ]
 
@@ -247,13 +274,13 @@ def _refusals(rank: int) -> int:
     for settings, module, kind, message in REFUSALS:
         with pytest.raises(kind, match=message):
             trainer_of(2, ContextParallelStrategy(**settings)).fit(module(), batches(1, 0, 1))
-    with pytest.raises(ValueError, match="processes of a context group got different batches"):
-        trainer_of(2, "context_parallel").fit(LayerCut(), batches(1, 0, 1, start=rank))
+    with pytest.raises(ValueError, match="different batches"):
+        trainer_of(2, "context_parallel").fit(LayerSharded(), batches(1, 0, 1, start=rank))
     world = distributed.group.WORLD
-    sequences = ContextParallelSession(SequencePlan(batch={"tokens": 1}), ContextGroups(world, ring=world))
-    sequences.cut({"tokens": torch.zeros(1, LENGTH)}, {"tokens": 1})
-    with pytest.raises(ValueError, match=f"a tensor to join has {LENGTH} positions along dim 1, but this rank holds 1"):
-        sequences.join(torch.zeros(1, LENGTH), 1)
+    session = ContextParallelSession(SequencePlan(batch={"tokens": 1}), ContextGroups(world, ring=world))
+    session.shard({"tokens": torch.zeros(1, LENGTH)}, {"tokens": 1})
+    with pytest.raises(ValueError, match=rf"{LENGTH} positions along dim 1"):
+        session.gather(torch.zeros(1, LENGTH), 1)
     return HEADS
 
 

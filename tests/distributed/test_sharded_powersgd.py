@@ -41,7 +41,7 @@ def test_full_rank_equals_one_process(world_size: int, shard_size: int) -> None:
         assert mean == pytest.approx(expected["losses"], rel=1e-9)
 
 
-def _joined(state: dict[str, Tensor]) -> Tensor:
+def _flat(state: dict[str, Tensor]) -> Tensor:
     return torch.cat([state[name].flatten() for name in sorted(state)])
 
 
@@ -59,5 +59,5 @@ def test_fifty_updates_in_single_precision_at_full_rank_equal_uncompressed_ones(
     for whole, sharded in by_rank:
         assert len(whole["plan"]) == len(sharded["plan"]) > 0
         for state, other in itertools.combinations((whole["state"], sharded["state"], uncompressed), 2):
-            difference = _joined(state) - _joined(other)
-            assert difference.norm() < 1e-6 * _joined(uncompressed).norm()
+            difference = _flat(state) - _flat(other)
+            assert difference.norm() < 1e-6 * _flat(uncompressed).norm()

@@ -1,4 +1,4 @@
-"""Saving on some machines and shards, resuming on others, and the one file for a single device."""
+"""Saving on some replicas and shards, resuming on others, and the one file for a single device."""
 
 import os
 import warnings
@@ -30,8 +30,8 @@ LOW_RANK: dict[str, Any] = {"matrix_approximation_rank": 1, "min_compression_rat
 HALF = 4
 
 
-class _SumOfResiduals(Callback):
-    """What all machines together have left out when training is about to take a step."""
+class _SumOfErrorFeedback(Callback):
+    """Sums what all replicas have missed when training is about to take a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -45,18 +45,18 @@ class _SumOfResiduals(Callback):
 
 def _save(rank: int, settings: dict[str, Any], folder: Path) -> Any:
     keep = ModelCheckpoint(folder, every_n_train_steps=HALF, save_top_k=-1, filename="{step}")
-    residuals = _SumOfResiduals(HALF)
-    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [keep, residuals]}
-    return fit_on_rank(rank, 4, settings, 2 * HALF, **options) | {"residuals": residuals.sums}
+    errors = _SumOfErrorFeedback(HALF)
+    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [keep, errors]}
+    return fit_on_rank(rank, 4, settings, 2 * HALF, **options) | {"errors": errors.sums}
 
 
 def _resume(rank: int, world_size: int, settings: dict[str, Any], file: Path) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
-    module, residuals = Toy(), _SumOfResiduals(HALF)
-    trainer = trainer_of(world_size, powersgd_strategy(**settings), callbacks=[residuals])
+    module, errors = Toy(), _SumOfErrorFeedback(HALF)
+    trainer = trainer_of(world_size, powersgd_strategy(**settings), callbacks=[errors])
     loader = batches(HALF, rank, world_size, torch.float64, start=HALF)
     trainer.fit(module, loader, loader, ckpt_path=str(file))
-    return {"losses": module.losses, "state": whole_state(module), "residuals": residuals.sums}
+    return {"losses": module.losses, "state": whole_state(module), "errors": errors.sums}
 
 
 def _mean_losses(ranks: list[Any]) -> list[float]:
@@ -65,7 +65,7 @@ def _mean_losses(ranks: list[Any]) -> list[float]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
-    """Of two machines with two shards each, halfway and at the end."""
+    """Checkpoints of two replicas with two shards each, halfway and at the end."""
     folder = tmp_path_factory.mktemp("saved")
     return folder, run_ranks(_save, 4, {**LOW_RANK, "shard_size": 2}, folder, timeout=240)
 
@@ -76,20 +76,20 @@ def test_training_goes_on_elsewhere(saved: tuple[Path, list[Any]], world_size: i
     settings = {**LOW_RANK, "shard_size": shard_size}
     resumed = run_ranks(_resume, world_size, world_size, settings, folder / f"step={HALF}.ckpt", timeout=240)
     assert _mean_losses(resumed)[0] == pytest.approx(_mean_losses(first)[HALF], rel=1e-9)
-    # What was left out arrives whole, however many machines it is spread over.
-    original = first[0]["residuals"]
+    # What was missed arrives whole, however many replicas it is spread over.
+    original = first[0]["errors"]
     assert max(float(value.abs().max()) for value in original.values()) > 1e-3
     for name, value in original.items():
-        # One machine compresses nothing, and so has no residual of what nothing uses.
-        arrived = resumed[0]["residuals"].get(name, torch.zeros_like(value))
+        # One replica compresses nothing, and so has no buffer of what nothing uses.
+        arrived = resumed[0]["errors"].get(name, torch.zeros_like(value))
         torch.testing.assert_close(arrived, value, rtol=1e-12, atol=1e-12)
     if (world_size, shard_size) == (4, 2):
-        # The mean gradient depends on the sum of the residuals alone, and so the same machines go on as if nothing was.
+        # The mean gradient depends on the sum of the buffers alone, and so the same mesh goes on as if nothing was.
         torch.testing.assert_close(resumed[0]["state"], first[0]["state"], rtol=1e-9, atol=1e-10)
 
 
 def _save_and_resume_warm(rank: int, folder: Path) -> Any:
-    """On two machines with two shards each, then on the same, then on four with one."""
+    """Train on two replicas with two shards each, then on the same, then on four with one."""
     settings = {**LOW_RANK, "warm_start": True}
     first = _save(rank, {**settings, "shard_size": 2}, folder)
     answers = []
@@ -97,21 +97,21 @@ def _save_and_resume_warm(rank: int, folder: Path) -> Any:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             answer = _resume(rank, 4, {**settings, "shard_size": shard_size}, folder / f"step={HALF}.ckpt")
-        messages = [str(warning.message) for warning in caught if "warm factors" in str(warning.message)]
+        messages = [str(warning.message) for warning in caught if "warm Q" in str(warning.message)]
         answers.append(answer | {"warnings": messages})
     return first, *answers
 
 
-def test_warm_factors_go_on_over_the_same_shards_and_start_again_over_others(tmp_path: Path) -> None:
+def test_warm_q_goes_on_over_the_same_shards_and_starts_again_over_others(tmp_path: Path) -> None:
     first, same, other = zip(*run_ranks(_save_and_resume_warm, 4, tmp_path, timeout=240), strict=True)
-    # The loss after a step tells whether its factors were the same; that before it does not.
+    # The loss after a step tells whether its Q was the same; that before it does not.
     assert _mean_losses(list(same)) == pytest.approx(_mean_losses(list(first))[HALF:], rel=1e-9)
     assert _mean_losses(list(other))[0] == pytest.approx(_mean_losses(list(first))[HALF], rel=1e-9)
     assert _mean_losses(list(other))[1] != pytest.approx(_mean_losses(list(first))[HALF + 1], rel=1e-9)
     torch.testing.assert_close(same[0]["state"], first[0]["state"], rtol=1e-9, atol=1e-10)
     assert not any(answer["warnings"] for answer in (*same, *other[1:]))
     (warning,) = other[0]["warnings"]
-    assert warning.startswith("warm factors of another sharding start again: blocks.0.contract.weight, blocks.0.expand")
+    assert warning.startswith("the warm Q of another sharding starts again: blocks.0.fc1.weight, blocks.0.fc2")
 
 
 def test_one_file_is_read_on_one_device(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_one_file_is_read_on_one_device(saved: tuple[Path, list[Any]], tmp_path:
 
 
 def _resume_from_file(rank: int, file: Path) -> Any:
-    """As a machine of its own each, then as shards."""
+    """Resume as a replica each, then as shards."""
     return [
         _resume(rank, 2, {"matrix_approximation_rank": 99, "min_compression_rate": -9.0, "shard_size": size}, file)
         for size in (1, 2)

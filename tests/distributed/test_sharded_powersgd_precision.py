@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 
+from lightning_dalle.distributed.powersgd.gradients import PowerSGDGradients
 from lightning_dalle.plugins import PerBlockGradientScaling
 from tests.distributed.toy_module import Block, Toy, batches, powersgd_strategy, trainer_of, whole_state
 from tests.foreign_module import LIGHTNING_WARNINGS
@@ -43,7 +44,7 @@ def _run(rank: int, world_size: int, shard_size: int, plugin: str) -> Any:
     trainer = trainer_of(world_size, strategy, gradient_clip_val=1.0, **options)
     loader = batches(8, rank, world_size, torch.float32)
     trainer.fit(module, loader, loader)
-    assert strategy.gradients is not None
+    assert isinstance(strategy.gradients, PowerSGDGradients)
     return {
         "losses": module.losses,
         "state": whole_state(module),

@@ -1,4 +1,4 @@
-"""What surrounds training under the strategy: every Trainer method, skipped updates, figures, refusals."""
+"""What surrounds training under the strategy: every Trainer method, skipped steps, metrics, refusals."""
 
 import os
 from typing import Any
@@ -9,9 +9,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
+from lightning_dalle.callbacks import PowerSGDMonitor
 from lightning_dalle.distributed.hsdp import is_sharded
+from lightning_dalle.distributed.powersgd.gradients import PowerSGDGradients
 from lightning_dalle.strategies import ShardedPowerSGDStrategy
-from tests.distributed.toy_module import Toy, batches, trainer_of, whole_state, whole_tensors
+from tests.distributed.toy_module import Toy, batches, powersgd_strategy, trainer_of, whole_state, whole_tensors
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 
@@ -79,12 +81,12 @@ def _spoiled_run(rank: int, world_size: int, shard_size: int) -> Any:
     trainer = trainer_of(world_size, strategy, gradient_clip_val=1.0)
     loader = batches(5, rank, world_size, torch.float64)
     trainer.fit(module, loader, loader)
-    assert strategy.gradients is not None
+    assert isinstance(strategy.gradients, PowerSGDGradients)
     return module.seen, strategy.gradients.skipped_steps
 
 
 @pytest.mark.parametrize(("world_size", "shard_size"), [(2, 1), (2, 2), (4, 2)])
-def test_gradient_that_is_not_finite_on_one_rank_skips_the_update_on_all(world_size: int, shard_size: int) -> None:
+def test_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(world_size: int, shard_size: int) -> None:
     for seen, skipped in run_ranks(_spoiled_run, world_size, world_size, shard_size, timeout=120):
         assert skipped == 1
         torch.testing.assert_close(seen[2], seen[1], rtol=0, atol=0)
@@ -93,7 +95,7 @@ def test_gradient_that_is_not_finite_on_one_rank_skips_the_update_on_all(world_s
 
 
 class _Own(Toy):
-    """Shards itself, but for its first layer, and names what is not to be compressed."""
+    """Shards its blocks, leaves the rest to the strategy, and names what is not to be compressed."""
 
     def configure_model(self) -> None:
         if not hasattr(self, "sharded"):
@@ -109,12 +111,14 @@ def _own_plan(rank: int, world_size: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = _Own()
     strategy = powersgd_strategy(
-        shard_size=2, matrix_approximation_rank=99, min_compression_rate=-9.0, exclude=["blocks.1.expand.weight"]
+        shard_size=2, matrix_approximation_rank=99, min_compression_rate=-9.0, exclude=["blocks.1.fc1.weight"]
     )
-    trainer = trainer_of(world_size, strategy, gradient_clip_val=0.1, log_every_n_steps=1)
+    trainer = trainer_of(
+        world_size, strategy, gradient_clip_val=0.1, log_every_n_steps=1, callbacks=[PowerSGDMonitor()]
+    )
     loader = batches(6, rank, world_size, torch.float64)
     trainer.fit(module, loader, loader)
-    assert strategy.gradients is not None
+    assert isinstance(strategy.gradients, PowerSGDGradients)
     plan = {matrix.name for matrix in strategy.gradients.compressor.plan.matrices}
     return whole_state(module), plan, {name: float(value) for name, value in trainer.callback_metrics.items()}
 
@@ -126,12 +130,14 @@ def test_module_that_shards_itself_and_names_exceptions() -> None:
     trainer_of(1, "auto", gradient_clip_val=0.1).fit(alone, loader, loader)
     for state, plan, metrics in by_rank:
         torch.testing.assert_close(state, whole_state(alone), rtol=1e-9, atol=1e-10)
-        assert plan == {"blocks.1.contract.weight", "blocks.2.expand.weight", "blocks.2.contract.weight"}
+        in_blocks = {"blocks.1.fc2.weight", "blocks.2.fc1.weight", "blocks.2.fc2.weight"}
+        # The strategy has sharded what the module left, and compresses it too.
+        assert plan == in_blocks | {"first.weight", "tied.weight", "unused.weight", "last.weight"}
         assert metrics["powersgd/skipped_steps"] == 0
-        assert metrics["powersgd/reconstruction_error/blocks.*.expand.weight"] < 1e-6
-        # Machines keep what they differ by; it adds up to nothing.
+        assert metrics["powersgd/reconstruction_error/blocks.*.fc1.weight"] < 1e-6
+        # Replicas keep what they differ by; it adds up to nothing.
         assert metrics["powersgd/error_feedback_norm"] > 0
-        # At full rank the factors are larger than the matrices.
+        # At full rank P and Q are larger than the matrices.
         assert metrics["powersgd/bytes_saved"] < 0 < metrics["powersgd/bytes_sent"]
 
 
@@ -139,26 +145,26 @@ def _differently_drawn(rank: int, shard_size: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = Toy(seed=rank)
     strategy = powersgd_strategy(shard_size=shard_size, matrix_approximation_rank=99, min_compression_rate=-9.0)
-    trainer = trainer_of(2, strategy, log_every_n_steps=1)
+    trainer = trainer_of(2, strategy, log_every_n_steps=1, callbacks=[PowerSGDMonitor()])
     loader = batches(3, rank, 2, torch.float64)
     trainer.fit(module, loader, loader)
     return whole_state(module), is_sharded(module), sorted(trainer.callback_metrics)
 
 
 @pytest.mark.parametrize("shard_size", [1, 2])
-def test_all_start_with_the_first_ones_weights_and_shards_of_one_process_are_plain(shard_size: int) -> None:
+def test_all_start_with_the_parameters_of_rank_0_and_shards_of_one_process_are_plain_tensors(shard_size: int) -> None:
     alone = Toy(seed=0)
     loader = batches(3, 0, 1, torch.float64)
     trainer_of(1, "auto").fit(alone, loader, loader)
     for state, sharded, names in run_ranks(_differently_drawn, 2, shard_size, timeout=120):
         torch.testing.assert_close(state, whole_state(alone), rtol=1e-9, atol=1e-10)
         assert sharded == (shard_size > 1)
-        # One copy compresses nothing, and tells nothing of it.
+        # One replica compresses nothing, and nothing is logged of it.
         assert bool(names) == (shard_size == 1)
 
 
 class _Measured(Toy):
-    """Counts the bytes of residuals and of compressed gradients after each backward and between batches."""
+    """Counts bytes of error-feedback buffers and of compressed gradients after each backward pass and each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,7 +178,7 @@ class _Measured(Toy):
 
     def _count(self) -> None:
         gradients = self.trainer.strategy.gradients  # type: ignore[attr-defined]
-        compressed = [gradients.sharded[matrix.name].grad for matrix in gradients.compressor.plan.matrices]
+        compressed = [gradients.parameters[matrix.name].grad for matrix in gradients.compressor.plan.matrices]
         in_gradients = sum(8 * gradient.numel() for gradient in compressed if gradient is not None)
         self.counts.append((gradients.compressor.error_feedback.num_bytes, in_gradients))
 
@@ -190,11 +196,11 @@ def _measured_run(rank: int) -> Any:
     return module.counts
 
 
-def test_residual_and_gradient_share_one_buffer() -> None:
+def test_error_feedback_and_gradient_share_one_buffer() -> None:
     for counts in run_ranks(_measured_run, 2, timeout=120):
         size = counts[0][1]
         assert size > 0
-        # The second batch of each update ends with its residual alone.
+        # The second batch of each step ends with the error-feedback buffers alone.
         assert counts == [(0, size), (0, size), (0, size), (size, 0)] * 3
 
 
@@ -236,14 +242,18 @@ class _ByHand(Toy):
 
 class _OverTheWholeMesh(Toy):
     def configure_model(self) -> None:
-        fully_shard(self, mesh=self.device_mesh)
+        fully_shard(self, mesh=self.device_mesh["replicate", "shard"])
 
 
 REFUSALS: list[tuple[dict[str, Any], type[Toy], str]] = [
     ({"shard_size": 3}, Toy, r"shard_size \(3\) must divide the number of processes \(2\)"),
-    ({"total_matrix_approximation_rank": 3}, Toy, r"total_rank \(3\) must be a multiple of the shard size \(2\)"),
+    (
+        {"total_matrix_approximation_rank": 3},
+        Toy,
+        r"total_matrix_approximation_rank \(3\) must be a multiple of the number of shards \(2\)",
+    ),
     ({}, _ByHand, "_ByHand has automatic_optimization=False"),
-    ({}, _OverTheWholeMesh, r"must be the dimension 'shard' of device_mesh"),
+    ({}, _OverTheWholeMesh, r"which must be the strategy's shard_mesh"),
     ({"exclude": ["nothing"]}, Toy, "pattern 'nothing' matches no parameter"),
 ]
 

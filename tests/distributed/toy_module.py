@@ -27,11 +27,11 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        self.expand = nn.Linear(WIDTH, 3 * WIDTH + 1)
-        self.contract = nn.Linear(3 * WIDTH + 1, WIDTH)
+        self.fc1 = nn.Linear(WIDTH, 3 * WIDTH + 1)
+        self.fc2 = nn.Linear(3 * WIDTH + 1, WIDTH)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + self.contract(self.expand(self.norm(hidden)).relu())
+        return hidden + self.fc2(self.fc1(self.norm(hidden)).relu())
 
 
 class Toy(LightningModule):
@@ -77,7 +77,7 @@ class Toy(LightningModule):
 
 
 def batches(num_batches: int, rank: int, world_size: int, dtype: torch.dtype, start: int = 0) -> DataLoader[Any]:
-    """The part of each batch that belongs to a rank; one rank of one gets all rows."""
+    """Return the rows of each batch that belong to a rank."""
     data: Any = []
     share = ROWS // world_size
     for number in range(start, start + num_batches):
@@ -103,7 +103,7 @@ def trainer_of(world_size: int, strategy: MeshStrategy | str, **options: Any) ->
 
 
 def whole_state(module: nn.Module) -> dict[str, Tensor]:
-    """All parameters, gathered from the ranks."""
+    """Return all parameters, gathered from the ranks."""
     return whole_tensors(module.state_dict())
 
 
@@ -117,7 +117,7 @@ def powersgd_strategy(**settings: Any) -> ShardedPowerSGDStrategy:
 
 
 def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies, gathered from the ranks where those hold parts."""
+    """Return copies, gathered from the ranks where those hold shards."""
     return {
         name: (value.full_tensor() if isinstance(value, DTensor) else value).detach().clone()
         for name, value in tensors.items()
@@ -133,7 +133,7 @@ def fit_on_rank(
     depth: int = 3,
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains a toy on this rank's share and tells what came of it."""
+    """Train a toy on this rank's share and return what came of it."""
     os.environ["LOCAL_RANK"] = str(rank)
     module = Toy(dtype, depth=depth)
     strategy = powersgd_strategy(**settings)

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from lightning_dalle.distributed.powersgd.linalg import orthonormal_basis, tall_product
+from lightning_dalle.distributed.powersgd.compressor import orthonormal_basis, tall_product
 
 # Another device can be named to try the tests themselves where there is no CUDA.
 DEVICE = os.environ.get("LIGHTNING_DALLE_TEST_DEVICE", "cuda")

@@ -14,7 +14,7 @@ from lightning_dalle.ops.finite import to_local
 
 @torch.no_grad()
 def save_powersgd(gradients: PowerSGDGradients, folder: Path) -> None:
-    """Write error-feedback buffers as their sums over replicas, and Q if training changed it; all processes must call it."""
+    """Write the sums of error-feedback buffers, and Q if training changed it; all processes must call it."""
     state = error_feedback_sums(gradients) | _warm_q(gradients) | _steps(gradients)
     distributed_checkpoint.save(state, checkpoint_id=folder)
 
@@ -30,7 +30,7 @@ def load_powersgd(gradients: PowerSGDGradients, folder: Path) -> list[str]:
     stored = FileSystemReader(folder).read_metadata().state_dict_metadata
     sums = {
         f"error_feedback.{name}": distribute_like(torch.zeros_like(to_local(parameter)), parameter)
-        for name, parameter in gradients.compressed.items()
+        for name, parameter in gradients.parameters.items()
         if f"error_feedback.{name}" in stored
     }
     warm_q = _warm_q(gradients)
@@ -38,7 +38,7 @@ def load_powersgd(gradients: PowerSGDGradients, folder: Path) -> list[str]:
     steps = _steps(gradients)
     distributed_checkpoint.load(sums | fitting | steps, checkpoint_id=folder)
     compressor.steps = int(steps["steps"])
-    for index, name in enumerate(gradients.compressed):
+    for index, name in enumerate(gradients.parameters):
         if f"error_feedback.{name}" in sums:
             share = to_local(sums[f"error_feedback.{name}"]).div_(compressor.group.size())
             # Zeros stand for none, which leaves a parameter that nothing uses without a gradient.
@@ -55,7 +55,7 @@ def error_feedback_sums(gradients: PowerSGDGradients) -> dict[str, Tensor]:
         return {}
     in_plan = {matrix.index for matrix in compressor.plan.matrices}
     sums: dict[str, Tensor] = {}
-    for index, (name, parameter) in enumerate(gradients.compressed.items()):
+    for index, (name, parameter) in enumerate(gradients.parameters.items()):
         error = gradients.missed(index)
         # Buffers of uncompressed tensors come from a checkpoint, and so are on all processes.
         if index not in in_plan and error is None:

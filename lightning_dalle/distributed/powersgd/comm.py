@@ -64,7 +64,7 @@ def wire_format(name: str) -> WireFormat:
 
 
 @dataclass
-class CommunicationStatistics:
+class CompressionStatistics:
     """Payload that this process has sent since the start.
 
     Attributes:
@@ -89,8 +89,8 @@ class CommunicationStatistics:
 def sum_over_group(flat: Float[Tensor, " n"], format: WireFormat, group: ProcessGroup) -> tuple[Tensor, int]:
     """Add `flat` over the group, to the same bits on each process.
 
-    Exact formats use one all-reduce. Others exchange encoded chunks, add them in single precision in the order of ranks,
-    and exchange the encoded sums: two roundings for any number of processes, and no more bytes than a ring.
+    Exact formats use one all-reduce. Others exchange encoded chunks, add them in single precision in the order of
+    ranks, and exchange the encoded sums: two roundings for any number of processes, and no more bytes than a ring.
 
     Returns:
         The sum, and the bytes that this process sent. `flat` may be overwritten.

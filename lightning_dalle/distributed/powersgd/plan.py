@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def uncompressed_names(module: nn.Module, patterns: Iterable[str] = ()) -> frozenset[str]:
-    """Return names, as `named_parameters` gives them, of embeddings, of what is tied to one, and of what a pattern matches.
+    """Return names of embeddings, of what is tied to one, and of what a pattern matches, as `named_parameters` has them.
 
     Vectors need no naming: they are never compressed.
 

@@ -16,8 +16,8 @@ def test_every_tensor_is_planned_once_and_compression_saves_what_it_must(
     shapes: dict[str, tuple[int, ...]], rank: int, min_compression_rate: float, min_elements: int
 ) -> None:
     plan = plan_compression(shapes, rank=rank, min_compression_rate=min_compression_rate, min_elements=min_elements)
-    places = [matrix.index for matrix in plan.matrices]
-    assert sorted([*places, *plan.uncompressed]) == list(range(len(shapes)))
+    indices = [matrix.index for matrix in plan.matrices]
+    assert sorted([*indices, *plan.uncompressed]) == list(range(len(shapes)))
     assert plan.num_elements == sum(math.prod(shape) for shape in shapes.values())
     for matrix in plan.matrices:
         numel = math.prod(shapes[matrix.name])
@@ -50,15 +50,15 @@ def test_matrix_can_be_taken_as_it_is_below_full_rank(shape: list[int], rank: in
 def test_rate_of_the_paper_s_layout(width: int, rank: int, rate: float) -> None:
     shards = 8
     layer = dict.fromkeys(("query", "key", "value", "output"), (width, width // shards))
-    # The first matrix of the feed-forward network is cut along its second axis, the second along its first.
-    layer |= {"expand": (width, 4 * width // shards), "contract": (4 * width // shards, width)}
+    # The first matrix of the feed-forward network is sharded along its second axis, the second along its first.
+    layer |= {"fc1": (width, 4 * width // shards), "fc2": (4 * width // shards, width)}
     plan = plan_compression(layer, rank=rank // shards)
     assert len(plan.matrices) == 6
     assert plan.rate == pytest.approx(1 - 5 * rank / (8 * width), rel=1e-12)
     assert plan.rate == pytest.approx(rate, abs=5e-4)
 
 
-def test_excluded_and_thin_ones_travel_whole() -> None:
+def test_excluded_and_thin_gradients_are_not_compressed() -> None:
     plan = plan_compression(
         {"embedding": (100, 50), "bias": (50,), "thin": (100, 3), "weight": (100, 50), "scale": ()},
         rank=2,
@@ -69,5 +69,5 @@ def test_excluded_and_thin_ones_travel_whole() -> None:
     assert plan.rate == pytest.approx((5000 - 2 * 150) / (5000 + 50 + 300 + 5000 + 1))
 
 
-def test_nothing_has_no_rate() -> None:
+def test_empty_plan_has_no_rate() -> None:
     assert plan_compression({}, rank=3).rate == 0

@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.distributed.powersgd.linalg import orthonormal_basis
+from lightning_dalle.distributed.powersgd.compressor import orthonormal_basis
 from lightning_dalle.ops.float_formats import FLOAT_1_6_9, decode, encode
 from tests.rounding import assert_only_rounded
 

@@ -1,7 +1,7 @@
 import torch
 from hypothesis import given, settings, strategies as st
 
-from lightning_dalle.distributed.powersgd.linalg import tall_product
+from lightning_dalle.distributed.powersgd.compressor import tall_product
 
 sizes = st.integers(1, 12)
 

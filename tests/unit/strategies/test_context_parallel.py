@@ -10,11 +10,11 @@ from lightning_dalle import ContextParallelStrategy, PowerSGDConfig
     ("settings", "message"),
     [
         ({"context_parallel_degree": 0}, r"context_parallel_degree \(0\) must be at least 1"),
-        ({"attention": "flash"}, r"attention \('flash'\) must be one of ring, ulysses, hybrid"),
-        ({"attention": "hybrid"}, r"head_size \(None\) must be given with attention='hybrid'"),
-        ({"ulysses_degree": 2}, r"head_size \(2\) must be given with attention='hybrid', and with no other"),
+        ({"attention": "flash"}, r"attention \('flash'\) must be one of ring, ulysses, usp"),
+        ({"attention": "usp"}, r"ulysses_degree \(None\) must be given with attention='usp'"),
+        ({"ulysses_degree": 2}, r"ulysses_degree \(2\) must be given with attention='usp', and with no other"),
         ({"layout": "striped"}, r"layout \('striped'\) must be one of contiguous, zigzag"),
-        ({"powersgd": PowerSGDConfig()}, "powersgd compresses gradients of sharded copies, but shard_size is None"),
+        ({"powersgd": PowerSGDConfig()}, "shard_size is None; give shard_size=1"),
         ({"shard_size": 0}, r"shard_size \(0\) must be at least 1"),
     ],
 )

@@ -1,33 +1,31 @@
-from typing import Any
-
 import pytest
-from lightning.pytorch.strategies import StrategyRegistry
+from jsonargparse import ArgumentParser
+from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from torch import nn
 
+from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
 from lightning_dalle.distributed.powersgd.plan import uncompressed_names
 from lightning_dalle.strategies import ShardedPowerSGDStrategy
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"matrix_approximation_rank": 2, "total_matrix_approximation_rank": 8},
-            r"rank \(2\) and total_rank \(8\) say the same thing twice",
-        ),
-        ({"shard_size": 0}, r"shard_size \(0\) must be at least 1"),
-        ({"matrix_approximation_rank": 0}, r"rank \(0\) must be at least 1"),
-        ({"wire_format": "fp8"}, r"format \('fp8'\) is unknown"),
-        ({"wire_format": "bf16", "overlap": True}, r"wire_format \('bf16'\) must be 'fp32' with overlap"),
-    ],
-)
-def test_wrong_settings_are_refused_at_construction(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ShardedPowerSGDStrategy(**settings)
+def test_shard_size_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"shard_size \(0\) must be at least 1"):
+        ShardedPowerSGDStrategy(shard_size=0)
 
 
 def test_short_name_is_known() -> None:
     assert StrategyRegistry["sharded_powersgd"]["strategy"] is ShardedPowerSGDStrategy
+
+
+def test_settings_come_from_a_configuration_file() -> None:
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(Strategy, "strategy")
+    settings = {"shard_size": 2, "exclude": ["head.*"], "powersgd": {"matrix_approximation_rank": 8, "overlap": True}}
+    config = {"strategy": {"class_path": "lightning_dalle.ShardedPowerSGDStrategy", "init_args": settings}}
+    strategy = parser.instantiate(parser.parse_object(config)).strategy
+    assert isinstance(strategy, ShardedPowerSGDStrategy)
+    assert (strategy.shard_size, strategy.exclude) == (2, ("head.*",))
+    assert strategy.powersgd == PowerSGDConfig(matrix_approximation_rank=8, overlap=True)
 
 
 def test_tied_parameters_are_excluded_by_any_of_their_names() -> None:
