@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import distributed
+from torch.distributed import ProcessGroup
 
 from lightning_dalle.distributed.context_parallel.comm import CommunicationStatistics
 from lightning_dalle.distributed.context_parallel.session import ContextParallelSession
@@ -50,14 +51,8 @@ class ContextParallelMonitor(Callback):
             return
         since = session.communication - self._before
         steps = max(trainer.global_step - self._steps_before, 1)
-        metrics = {
-            "computing_seconds": (since.step_seconds - since.waiting_seconds) / steps,
-            "waiting_seconds": since.waiting_seconds / steps,
-            "bytes_sent": since.bytes_sent / steps,
-            "overlap_ratio": since.overlap_ratio,
-            "imbalance": _imbalance(session, since.attention_seconds, pl_module.device),
-        }
-        pl_module.log_dict({f"context_parallel/{name}": value for name, value in metrics.items()})
+        imbalance = attention_imbalance(since.attention_seconds, session.groups.context, pl_module.device)
+        pl_module.log_dict(context_parallel_metrics(since, steps, imbalance))
         self._begin(trainer, session)
 
     def _begin(self, trainer: Trainer, session: ContextParallelSession) -> None:
@@ -65,14 +60,20 @@ class ContextParallelMonitor(Callback):
         self._steps_before = trainer.global_step
 
 
-def _session(trainer: Trainer) -> ContextParallelSession | None:
-    session = getattr(trainer.strategy, "session", None)
-    return session if isinstance(session, ContextParallelSession) else None
+def context_parallel_metrics(since: CommunicationStatistics, steps: int, imbalance: float) -> dict[str, float]:
+    """Return the metrics of so many optimizer steps by their logged names."""
+    metrics = {
+        "computing_seconds": (since.step_seconds - since.waiting_seconds) / steps,
+        "waiting_seconds": since.waiting_seconds / steps,
+        "bytes_sent": since.bytes_sent / steps,
+        "overlap_ratio": since.overlap_ratio,
+        "imbalance": imbalance,
+    }
+    return {f"context_parallel/{name}": value for name, value in metrics.items()}
 
 
-def _imbalance(session: ContextParallelSession, seconds: float, device: torch.device) -> float:
-    """Return by how much the group's slowest process exceeds its mean, as a share of the mean."""
-    group = session.groups.context
+def attention_imbalance(seconds: float, group: ProcessGroup | None, device: torch.device | str) -> float:
+    """Return by how much the group's slowest process exceeds its mean, as a share of the mean; all must call it."""
     if group is None:
         return 0.0
     local = torch.tensor([seconds], dtype=torch.float32, device=device)
@@ -80,3 +81,8 @@ def _imbalance(session: ContextParallelSession, seconds: float, device: torch.de
     distributed.all_gather(gathered, local, group=group)
     by_rank = torch.cat(gathered)
     return float(by_rank.max() / by_rank.mean().clamp(min=1e-12) - 1)
+
+
+def _session(trainer: Trainer) -> ContextParallelSession | None:
+    session = getattr(trainer.strategy, "session", None)
+    return session if isinstance(session, ContextParallelSession) else None

@@ -35,7 +35,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.utils.data import DataLoader
 
-from lightning_dalle import ContextParallelStrategy, SequencePlan, sequence_mean
+from lightning_dalle import ContextParallelMonitor, ContextParallelStrategy, SequencePlan, sequence_mean
 
 warnings.filterwarnings("ignore")
 # Processes are forked, which a thread pool of this one would not survive.
@@ -114,12 +114,13 @@ def sample(seed):
 
 # %%
 def train(ranks):
-    """Fit with each sequence on so many processes; gives the logged rows."""
+    """Fit with each sequence on so many processes; return the logged rows."""
     seed_everything(0, verbose=False)
     trainer = Trainer(
         accelerator="cpu",
         devices=ranks,
         strategy=ContextParallelStrategy(context_parallel_degree=ranks),
+        callbacks=[ContextParallelMonitor()],
         max_steps=UPDATES,
         log_every_n_steps=1,
         logger=CSVLogger(folder, name=f"ranks_{ranks}", version=0),
@@ -165,10 +166,9 @@ time.legend()
 plt.tight_layout()
 plt.show()
 for ranks, rows in runs.items():
-    print(
-        f"{ranks}: loss {column(rows, 'loss')[-1]:.5f}, {column(rows, 'context_parallel/bytes_sent')[-1] / 1e6:.2f} MB sent"
-    )
+    sent = column(rows, "context_parallel/bytes_sent")[-1] / 1e6
+    print(f"{ranks}: loss {column(rows, 'loss')[-1]:.5f}, {sent:.2f} MB sent")
 
 # %% [markdown]
-# Processes beyond the machine's cores only take turns; memory falls all the same. `attention="ulysses"` or `"hybrid"`
-# trade positions for heads instead of sending keys and values round, with the same losses.
+# Processes beyond the machine's cores only take turns; memory falls all the same. `attention="ulysses"` or `"usp"`
+# trade positions for heads instead of rotating keys and values, with the same losses.

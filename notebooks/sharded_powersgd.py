@@ -17,9 +17,9 @@
 # # Training over a slow link
 #
 # Two processes train one discrete VAE from this notebook, as two machines would. After each backward pass they have to
-# agree on a gradient. `ShardedPowerSGDStrategy` sends two thin factors of each matrix instead of the matrix, and keeps
-# what they lack for the next step. Here each process is a machine of its own (`shard_size=1`); on real machines
-# `shard_size` is the number of devices in each, which share one copy of the parameters.
+# agree on a gradient. `ShardedPowerSGDStrategy` sends P and Q of low rank instead of each matrix, and an error-feedback
+# buffer keeps what they miss for the next step. Here each process is a machine of its own (`shard_size=1`); on real
+# machines `shard_size` is the number of devices in each, which share one replica of the parameters.
 
 # %%
 import csv
@@ -38,6 +38,8 @@ from lightning_dalle import (
     CaptionedShapesDataModule,
     DiscreteVAEConfig,
     DiscreteVAEModule,
+    PowerSGDConfig,
+    PowerSGDMonitor,
     ShardedPowerSGDStrategy,
 )
 
@@ -50,13 +52,14 @@ folder = Path(tempfile.mkdtemp())
 
 
 def train(name, **compression):
-    """Fit on two processes; gives what was logged, and the trained module."""
+    """Fit on two processes; return what was logged, and the trained module."""
     seed_everything(0, verbose=False)
     config = DiscreteVAEConfig(image_size=40, codebook_size=64, hidden_width=32, num_groups=3, blocks_per_group=1)
     trainer = Trainer(
         accelerator="cpu",
         devices=2,
-        strategy=ShardedPowerSGDStrategy(shard_size=1, **compression),
+        strategy=ShardedPowerSGDStrategy(shard_size=1, powersgd=PowerSGDConfig(**compression)),
+        callbacks=[PowerSGDMonitor()],
         max_steps=UPDATES,
         limit_val_batches=0,
         log_every_n_steps=1,
@@ -72,15 +75,15 @@ def train(name, **compression):
 
 
 # %% [markdown]
-# ## Whole gradients, thin ones, and thin ones that forget
+# ## Uncompressed, compressed, and without error feedback
 #
-# The third run drops what the factors lack instead of keeping it.
+# The third run drops what P and Q miss instead of keeping it.
 
 # %%
 runs = {
-    "whole": train("whole", start_powersgd_iter=UPDATES),
-    "rank 2": train("thin", matrix_approximation_rank=2),
-    "rank 2, no error feedback": train("forgetful", matrix_approximation_rank=2, error_feedback=False),
+    "uncompressed": train("uncompressed", start_powersgd_iter=UPDATES),
+    "rank 2": train("rank_2", matrix_approximation_rank=2),
+    "rank 2, no error feedback": train("no_feedback", matrix_approximation_rank=2, error_feedback=False),
 }
 
 # %%
@@ -90,15 +93,15 @@ for name, (rows, _) in runs.items():
     sent = [float(row["powersgd/bytes_sent"]) / 1e6 for row in rows if row["powersgd/bytes_sent"]]
     right.plot(sent, label=name)
     print(f"{name}: {sent[-1]:.2f} MB sent by each process")
-left.set(title="training loss", xlabel="update")
-right.set(title="MB sent by each process", xlabel="update")
+left.set(title="training loss", xlabel="step")
+right.set(title="MB sent by each process", xlabel="step")
 left.legend()
 plt.show()
 
 # %% [markdown]
 # ## The trained module
 #
-# It came back from the processes whole, and runs here as any other.
+# Its parameters came back from the processes, and it runs here as any other.
 
 # %%
 vae = runs["rank 2"][1].eval()

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from tests.benchmarks.attention_figures import AttentionSizes, growth_table, layer_table
-from tests.benchmarks.network_figures import PAPER_LIKE, decoding_table, step_table
+from tests.benchmarks.network_tables import PAPER_LIKE, decoding_table, step_table
 from tests.benchmarks.table import Table
 
 README = Path(__file__).with_name("README.md")

@@ -1,4 +1,4 @@
-"""Two network namespaces joined by one link of limited rate: two machines for tests; needs root and iproute2."""
+"""Two network namespaces with one link of limited rate as two machines; needs root and iproute2."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
 
 def why_not() -> str | None:
-    """What is missing here for a link, or None."""
+    """Return what is missing here for a link, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -22,7 +22,7 @@ def why_not() -> str | None:
 
 @contextmanager
 def two_machines() -> Iterator[None]:
-    """The namespaces and the link between them, until the end."""
+    """Make the namespaces and the link between them, until the end."""
     try:
         for name in NAMESPACES:
             _run("ip", "netns", "add", name)
@@ -40,7 +40,7 @@ def two_machines() -> Iterator[None]:
 
 
 def start(machine: int, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """A Python process inside one of the machines."""
+    """Start a Python process inside one of the machines."""
     command = ["ip", "netns", "exec", NAMESPACES[machine], sys.executable, *arguments]
     variables = {**os.environ, **environment, "GLOO_SOCKET_IFNAME": INTERFACES[machine]}
     return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)

@@ -1,11 +1,12 @@
-"""The small transformer of the shapes recipe on 2 x 2 ranks: validation loss with whole and with compressed gradients.
+"""Validation loss of the shapes recipe's small transformer on 2 x 2 ranks, with and without compressed gradients.
 
 python -m tests.benchmarks.powersgd_on_shapes --updates 300
 
-Other compressed runs than that of the default, which starts uncompressed and has warm factors, are named as
-`--compressed matrix_approximation_rank=15 matrix_approximation_rank=15,warm_start=true`. At rank 15 a process saves 85 % of the matrices of layers, which is how
-the paper counts. Of all gradients it saves less, since embeddings and unembeddings travel whole, which are much of a
-small network. The optimizer is AdamW, since Muon needs whole matrices.
+Other compressed runs than that of the default, which starts uncompressed and has a warm Q, are named as
+`--compressed matrix_approximation_rank=15 matrix_approximation_rank=15,warm_start=true`. At rank 15 a process saves
+85 % of the matrices of layers, which is how the paper counts. Of all gradients it saves less, since embeddings and
+unembeddings are not compressed, which are much of a small network. The optimizer is AdamW, since Muon needs unsharded
+matrices.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_dalle.distributed.powersgd.gradients import PowerSGDGradients
 from tests.benchmarks.shapes_transformer import QUIET, prepare, shapes, transformer
 from tests.distributed.toy_module import powersgd_strategy
 from tests.ranks import run_ranks
@@ -28,7 +30,7 @@ DEFAULT = "matrix_approximation_rank=15,warm_start=true,start_powersgd_iter=30"
 
 
 class _Curve(Callback):
-    """Tells the validation loss whenever there is one."""
+    """Prints the validation loss whenever there is one."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -59,7 +61,7 @@ def _train_on_rank(
         callbacks=[_Curve(label)],
     )
     trainer.fit(module, data)
-    assert strategy.gradients is not None
+    assert isinstance(strategy.gradients, PowerSGDGradients)
     compressor = strategy.gradients.compressor
     sent = sum(matrix.num_sent for matrix in compressor.plan.matrices)
     return {
@@ -73,25 +75,25 @@ def _settings(text: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train all and print the figures."""
+    """Train all and print compression rates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=16, help="of all ranks together")
     parser.add_argument("--compressed", nargs="*", default=[DEFAULT], help="settings of the strategy, by run")
-    parser.add_argument("--without-whole", action="store_true", help="leave out the uncompressed run")
+    parser.add_argument("--without-uncompressed", action="store_true", help="leave out the uncompressed run")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)
         runs: dict[str, dict[str, Any]] = {}
-        if not arguments.without_whole:
-            runs["whole"] = {"start_powersgd_iter": arguments.updates}
+        if not arguments.without_uncompressed:
+            runs["uncompressed"] = {"start_powersgd_iter": arguments.updates}
         runs |= {text: _settings(text) for text in arguments.compressed}
         for label, settings in runs.items():
             work = (folder, label, arguments.updates, arguments.batch_size, settings)
-            figures = run_ranks(_train_on_rank, RANKS, *work, timeout=7200)[0]
-            print(label, {key: round(value, 4) for key, value in figures.items()}, flush=True)
+            rates = run_ranks(_train_on_rank, RANKS, *work, timeout=7200)[0]
+            print(label, {key: round(value, 4) for key, value in rates.items()}, flush=True)
 
 
 if __name__ == "__main__":

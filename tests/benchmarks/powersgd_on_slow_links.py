@@ -1,11 +1,11 @@
-"""Step time, bytes and loss of PowerSGD between two machines of two ranks each, joined by a slow link.
+"""Step time, bytes and loss of PowerSGD between two machines of two ranks each, with a slow link between them.
 
     python -m tests.benchmarks.powersgd_on_slow_links
 
-Compares FSDP2 whose gradients cross the link whole (its own hybrid sharding) with this package's compression at the
-same sharding, and, without sharding, this package's compression with torch's `powerSGD_hook` under DDP at equal rank,
-also with the hook's warm start after two uncompressed steps. All take turns within the same processes, so that ratios
-of their times hold on a busy machine. Needs root, for network namespaces.
+Compares FSDP2 with uncompressed gradients (its own hybrid sharding) with this package's compression at the same
+sharding, and, without sharding, this package's compression with torch's `powerSGD_hook` under DDP at equal rank, also
+with the hook's warm start after two uncompressed steps. Their steps alternate within the same processes, so that ratios
+of times hold on a busy machine. Needs root, for network namespaces.
 """
 
 import json
@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_dalle.distributed.hsdp import shard_blocks
 from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
-from lightning_dalle.distributed.powersgd.sharded import PowerSGDGradients
+from lightning_dalle.distributed.powersgd.gradients import PowerSGDGradients
 from tests.benchmarks.limited_link import ADDRESSES, bytes_that_left, limit, start, two_machines, why_not
 
 RANKS = 4
@@ -41,11 +41,11 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
-        self.expand = nn.Linear(WIDTH, 4 * WIDTH)
-        self.contract = nn.Linear(4 * WIDTH, WIDTH)
+        self.fc1 = nn.Linear(WIDTH, 4 * WIDTH)
+        self.fc2 = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return hidden + self.contract(self.expand(self.norm(hidden)).relu())
+        return hidden + self.fc2(self.fc1(self.norm(hidden)).relu())
 
 
 class Network(nn.Module):
@@ -76,13 +76,13 @@ class Contestant:
         """Distribute the network."""
 
     def prepare(self) -> None:
-        """What comes after the optimizer."""
+        """Prepare what needs the optimizer."""
 
     def before_backward(self) -> None:
-        """What comes before gradients."""
+        """Prepare the gradients."""
 
     def after_backward(self) -> None:
-        """What is left to do for gradients."""
+        """Exchange the gradients."""
 
     def step(self, inputs: Tensor, targets: Tensor) -> None:
         loss = mse_loss(self.network(inputs), targets)
@@ -97,7 +97,7 @@ class Contestant:
 
 
 class Nothing(Contestant):
-    """What measuring itself sends."""
+    """Sends what measuring itself sends."""
 
     def wrap(self) -> None:
         self.network = nn.Linear(1, 1)
@@ -106,7 +106,7 @@ class Nothing(Contestant):
         distributed.all_reduce(torch.zeros(()))
 
 
-class Whole(Contestant):
+class Uncompressed(Contestant):
     """FSDP2's hybrid sharding."""
 
     def wrap(self) -> None:
@@ -132,14 +132,19 @@ class Compressed(Contestant):
             shard_blocks(self.network, self.mesh["shard"])
 
     def prepare(self) -> None:
-        self.gradients = PowerSGDGradients(dict(self.network.named_parameters()), self.mesh, self.config)
+        self.gradients = PowerSGDGradients(
+            dict(self.network.named_parameters()),
+            self.mesh["replicate"].get_group(),
+            self.mesh["shard"].get_group(),
+            self.config,
+        )
 
     def before_backward(self) -> None:
         self.gradients.begin_backward()
         self.gradients.begin_last_backward()
 
     def after_backward(self) -> None:
-        self.gradients.synchronise()
+        self.gradients.synchronize(dict(self.network.named_parameters()))
 
 
 class Unsharded(Compressed):
@@ -154,7 +159,7 @@ class Hook(Contestant):
     def wrap(self) -> None:
         # One bucket: the collectives of several meet each other in another order on each rank.
         self.network = DistributedDataParallel(self.network, bucket_cap_mb=1024)
-        # Without a warm start its buckets clear each other's factors, and it fails now and then.
+        # Without a warm start its buckets clear each other's P and Q, and it fails now and then.
         state = PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=2)
         self.network.register_comm_hook(state, powerSGD_hook)
 
@@ -193,13 +198,13 @@ def _timed_steps(contestants: dict[str, Contestant], machine: int, start_step: i
 
 
 def _work(rank: int) -> None:
-    """One rank, inside its machine."""
+    """Run one rank, inside its machine."""
     torch.set_num_threads(1)
     machine = rank // 2
     distributed.init_process_group("gloo", init_method=f"tcp://{ADDRESSES[0]}:29577", rank=rank, world_size=RANKS)
     contestants: dict[str, Contestant] = {
         "nothing": Nothing(),
-        "whole": Whole(),
+        "uncompressed": Uncompressed(),
         "compressed": Compressed(),
         "compressed, overlap": Compressed(overlap=True),
         "unsharded": Unsharded(),
@@ -214,18 +219,18 @@ def _work(rank: int) -> None:
     for megabits, steps in PHASES:
         if rank % 2 == 0:
             limit(machine, megabits)
-        statistics = compressed.gradients.compressor.communication
-        accounted = torch.tensor([float(statistics.bytes_sent)])
+        communication = compressed.gradients.compressor.communication
+        accounted = torch.tensor([float(communication.bytes_sent)])
         answer = _timed_steps(contestants, machine, step, steps)
         step += steps
-        accounted = (torch.tensor([float(statistics.bytes_sent)]) - accounted) / steps
+        accounted = (torch.tensor([float(communication.bytes_sent)]) - accounted) / steps
         # Both ranks of this machine.
         distributed.all_reduce(accounted, group=compressed.mesh["shard"].get_group())
         answer["compressed"]["accounted_bytes"] = accounted.item()
         idle_bytes = answer.pop("nothing")["kernel_bytes"]
-        for name, figures in answer.items():
-            figures["loss"] = statistics.mean(contestants[name].losses[-5:])
-            figures["kernel_bytes"] -= idle_bytes
+        for name, measured in answer.items():
+            measured["loss"] = statistics.mean(contestants[name].losses[-5:])
+            measured["kernel_bytes"] -= idle_bytes
         if rank == 0:
             print(json.dumps({"megabits": megabits, **answer}), flush=True)
     sys.stdout.flush()
@@ -233,7 +238,7 @@ def _work(rank: int) -> None:
 
 
 def main() -> None:
-    """Starts the ranks and prints what the first one measured."""
+    """Start the ranks and print what the first one measured."""
     reason = why_not()
     if reason is not None:
         print(f"skipped: {reason}")
@@ -247,13 +252,13 @@ def main() -> None:
             for rank in ranks:
                 rank.kill()
                 rank.wait()
-    print("   Mbit/s          contestant  ms a step  whole / it  kB a step (kernel)  kB (accounted)      loss")
+    print("   Mbit/s          contestant  ms a step   speed-up  kB a step (kernel)  kB (accounted)      loss")
     for line in output.splitlines():
         phase = json.loads(line)
         for name, found in phase.items():
             if name == "megabits":
                 continue
-            ratio = phase["whole"]["seconds"] / found["seconds"]
+            ratio = phase["uncompressed"]["seconds"] / found["seconds"]
             accounted = f"{found['accounted_bytes'] / 1e3:.1f}" if "accounted_bytes" in found else "-"
             print(
                 f"{phase['megabits'] or 'unlimited':>9}  {name:>18}  {1e3 * found['seconds']:9.0f}  {ratio:10.2f}  "

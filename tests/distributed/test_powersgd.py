@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from lightning_dalle.distributed.powersgd import compressor as compressor_module
+from lightning_dalle.distributed.powersgd.compressor import PowerSGD
+from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
+from lightning_dalle.distributed.powersgd.plan import MatrixPlan
 from tests.distributed.machines import compressor_of, projected_mean, step
 from tests.ranks import run_ranks
 
@@ -278,3 +281,20 @@ def test_where_bfloat16_is_slow_its_gradients_are_multiplied_in_float32() -> Non
     for p, expected in run_ranks(_local_p, 2):
         # A product in bfloat16 would be off by 2**-9 of the sums of 24 or 40 terms of about 1.
         torch.testing.assert_close(p, expected, atol=1e-5, rtol=0)
+
+
+def test_seed_and_shard_choose_the_random_q() -> None:
+    assert run_ranks(_random_q, 1) == [(True, False, False)]
+
+
+def _random_q(rank: int) -> tuple[bool, ...]:
+    group = distributed.group.WORLD
+    assert group is not None
+    plans = {"weight": torch.zeros(20, 30)}
+    matrix = MatrixPlan(0, "weight", 20, 30, 2, transposed=False)
+    first = PowerSGD(plans, PowerSGDConfig(seed=1), group)._draw_q(matrix, 0)
+    others = [
+        PowerSGD(plans, PowerSGDConfig(seed=seed), group)._draw_q(matrix, shard)
+        for seed, shard in ((1, 0), (2, 0), (1, 1))
+    ]
+    return tuple(torch.equal(first, other) for other in others)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_dalle.distributed.powersgd.gradients import PowerSGDGradients
 from lightning_dalle.plugins import PerBlockGradientScaling
+from lightning_dalle.strategies import MeshStrategy
 from tests.distributed.toy_module import Block, Toy, batches, powersgd_strategy, trainer_of, whole_state
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
@@ -76,14 +77,41 @@ def test_bfloat16_trains_as_float32_does() -> None:
         assert answer["losses"] == pytest.approx(other["losses"], rel=5e-2)
 
 
-def _one_scale(rank: int) -> str:
+def _with_one_scale(rank: int, strategy: MeshStrategy, module: Toy, num_batches: int) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
-    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
-    loader = batches(1, rank, 2, torch.float32)
-    with pytest.raises(ValueError, match="scales the whole loss") as caught:
-        trainer_of(2, "sharded_powersgd", plugins=plugin).fit(Toy(torch.float32), loader, loader)
-    return str(caught.value)
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**8))
+    loader = batches(num_batches, rank, 2, torch.float32)
+    trainer_of(2, strategy, plugins=plugin, gradient_clip_val=1.0).fit(module, loader, loader)
 
 
-def test_one_scale_for_the_whole_loss_is_refused() -> None:
-    assert len(run_ranks(_one_scale, 2, timeout=120)) == 2
+def _one_scale_and_error_feedback(rank: int) -> None:
+    with pytest.raises(ValueError, match="scales the whole loss"):
+        _with_one_scale(rank, powersgd_strategy(shard_size=1, min_compression_rate=0.0), Toy(torch.float32), 1)
+
+
+def test_one_scale_for_the_whole_loss_is_refused_where_there_is_error_feedback() -> None:
+    run_ranks(_one_scale_and_error_feedback, 2, timeout=120)
+
+
+ONE_SCALE: dict[str, MeshStrategy] = {
+    "compressed, without error feedback": powersgd_strategy(
+        shard_size=1, matrix_approximation_rank=2, min_compression_rate=0.0, error_feedback=False
+    ),
+    "one replica, so that nothing is compressed": powersgd_strategy(shard_size=2),
+    "replicated": MeshStrategy(),
+    "sharded": MeshStrategy(shard_size=2),
+}
+
+
+def _one_scale(rank: int, case: str) -> Any:
+    module = _Scaled()
+    _with_one_scale(rank, ONE_SCALE[case], module, 8)
+    return module.seen
+
+
+@pytest.mark.parametrize("case", ONE_SCALE)
+def test_one_scale_for_the_whole_loss_skips_the_step_on_all_ranks(case: str) -> None:
+    first, second = run_ranks(_one_scale, 2, case, timeout=120)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    torch.testing.assert_close(first[SPOILED_BATCH], first[SPOILED_BATCH - 1], rtol=0, atol=0)
+    assert not torch.equal(first[SPOILED_BATCH + 1]["gain"], first[SPOILED_BATCH]["gain"])

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from lightning_dalle.callbacks import PowerSGDMonitor
 from lightning_dalle.distributed.hsdp import is_sharded
 from lightning_dalle.distributed.powersgd.gradients import PowerSGDGradients
-from lightning_dalle.strategies import ShardedPowerSGDStrategy
+from lightning_dalle.strategies import MeshStrategy, ShardedPowerSGDStrategy
 from tests.distributed.toy_module import Toy, batches, powersgd_strategy, trainer_of, whole_state, whole_tensors
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
@@ -232,6 +232,68 @@ def test_module_without_matrices() -> None:
     trainer_of(1, "auto").fit(alone, batches(3, 0, 1, torch.float32))
     for scale in run_ranks(_no_matrices, 2, 2, timeout=120):
         torch.testing.assert_close(scale, alone.scale.detach())
+
+
+class _UnfreezesLate(Toy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+        self.last.requires_grad_(True)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            self.requires_grad_(True)
+
+
+class _OptimizesLate(Toy):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.last.parameters(), lr=3e-3)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            self.trainer.optimizers[0].add_param_group({"params": [*self.blocks.parameters()]})
+
+
+class _GrowsLate(Toy):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            self.grown = nn.Parameter(torch.ones(3))
+            self.trainer.optimizers[0].add_param_group({"params": [self.grown]})
+
+
+def _late(rank: int, strategies: dict[str, MeshStrategy], kind: type[Toy]) -> Any:
+    os.environ["LOCAL_RANK"] = str(rank)
+    states = {}
+    for name, strategy in strategies.items():
+        module = kind()
+        trainer_of(2, strategy).fit(module, batches(6, rank, 2, torch.float64))
+        states[name] = whole_state(module)
+    return states
+
+
+LATE = {
+    "replicated": MeshStrategy(),
+    "sharded": MeshStrategy(shard_size=2),
+    "compressed": powersgd_strategy(shard_size=1, matrix_approximation_rank=99, min_compression_rate=-9.0),
+}
+
+
+@pytest.mark.parametrize("kind", [_UnfreezesLate, _OptimizesLate])
+def test_parameters_that_train_from_later_on_are_averaged_too(kind: type[Toy]) -> None:
+    alone = kind()
+    trainer_of(1, "auto").fit(alone, batches(6, 0, 1, torch.float64))
+    for states in run_ranks(_late, 2, LATE, kind, timeout=240):
+        for name in LATE:
+            torch.testing.assert_close(states[name], whole_state(alone), rtol=1e-9, atol=1e-10, msg=name)
+
+
+def _grown(rank: int) -> None:
+    with pytest.raises(ValueError, match="grown is not sharded, though other parameters are"):
+        _late(rank, {"sharded": MeshStrategy(shard_size=2)}, _GrowsLate)
+
+
+def test_parameter_that_is_made_after_sharding_is_refused_by_name() -> None:
+    run_ranks(_grown, 2, timeout=120)
 
 
 class _ByHand(Toy):

@@ -19,11 +19,11 @@ pytestmark = [
 def test_approximation_of_a_matrix(transposed: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(40, 70, generator=generator, dtype=torch.float64)
-    query = torch.randn(40 if transposed else 70, 5, generator=generator, dtype=torch.float64)
+    q = torch.randn(40 if transposed else 70, 5, generator=generator, dtype=torch.float64)
     approximations = []
     for device in ("cpu", DEVICE):
         placed = matrix.to(device).T if transposed else matrix.to(device)
         # A basis is unique up to signs, the projection on it is unique.
-        basis = orthonormal_basis(tall_product(placed, query.to(device)))
+        basis = orthonormal_basis(tall_product(placed, q.to(device)))
         approximations.append((basis @ tall_product(placed.T, basis).T).cpu())
     torch.testing.assert_close(approximations[0], approximations[1], rtol=1e-9, atol=1e-11)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 
 def uncompressed_names(module: nn.Module, patterns: Iterable[str] = ()) -> frozenset[str]:
-    """Return names of embeddings, of what is tied to one, and of what a pattern matches, as `named_parameters` has them.
+    """Return names of embeddings, of what is tied to one, and of what a pattern matches.
 
-    Vectors need no naming: they are never compressed.
+    They are those of `named_parameters`. Vectors need no naming: they are never compressed.
 
     Args:
         patterns: Shell-style, against the whole name, as `*_head.weight`.
