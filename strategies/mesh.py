@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.fabric.utilities.init import _materialize_distributed_module
@@ -68,14 +68,14 @@ class MeshStrategy(ModelParallelStrategy):
         powersgd: Compression of gradients between replicas; None averages them uncompressed.
         exclude: Names of parameters that PowerSGD does not compress, or shell-style patterns of names, beside vectors,
             embeddings and what the module's `uncompressed_parameters()` names.
-        context_parallel: How sequences are sharded; None leaves them whole.
+        context_parallel: How sequences are sharded; None keeps them on one process.
         start_method: How devices beyond the first get their processes: "popen" runs the script again, the others are
             those of multiprocessing; "auto" forks in a notebook.
         process_group_backend: As for Lightning's strategies.
-        timeout: Time after which a process gives up waiting for another.
+        timeout: Time after which a process no longer waits for another.
 
     Raises:
-        ValueError: If a size is out of range, or replicated parameters are to be compressed.
+        ValueError: If a setting is out of range or has no effect, or replicated parameters are to be compressed.
     """
 
     def __init__(
@@ -96,6 +96,10 @@ class MeshStrategy(ModelParallelStrategy):
                 "powersgd keeps state that only checkpoints of shards hold, but shard_size is None; give shard_size=1 "
                 "for replicas of one process"
             )
+        if exclude and powersgd is None:
+            raise ValueError(f"exclude ({', '.join(exclude)}) has no effect without powersgd; give both or neither")
+        if start_method not in get_args(StartMethod):
+            raise ValueError(f"start_method ({start_method!r}) must be one of {', '.join(get_args(StartMethod))}")
         self.shard_size = shard_size
         self.powersgd = powersgd
         self.exclude = tuple(exclude)

@@ -1,4 +1,4 @@
-"""Weights and optimizer state from a checkpoint of shards or from a file, into shards or plain tensors."""
+"""Module and optimizer states from a folder of shards or from a file, into sharded or unsharded tensors."""
 
 from collections.abc import Container, Sequence
 from pathlib import Path
@@ -18,14 +18,14 @@ from torch.distributed.checkpoint.state_dict import (
 
 
 def load_module(module: nn.Module, folder: Path, key: str, strict: bool) -> None:
-    """Read the weights that stand under `key`; all processes must call it."""
+    """Load the module's state that is stored under `key`; all processes must call it."""
     state = get_model_state_dict(module)
     distributed_checkpoint.load({key: state}, checkpoint_id=folder)
     module.load_state_dict(state, strict=strict)
 
 
 def load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, key: str) -> None:
-    """Read the state that stands under `key`; all processes must call it.
+    """Load the optimizer's state that is stored under `key`; all processes must call it.
 
     A parameter that got no gradient before the save has no state, there or afterwards; torch alone would refuse the
     checkpoint.
@@ -41,7 +41,7 @@ def load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, folder: 
 def load_file(
     module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], file: Path, strict: bool, weights_only: bool | None
 ) -> dict[str, Any]:
-    """Read the file of an ordinary or exported checkpoint, and hand out the rest; all processes must call it."""
+    """Load an ordinary or consolidated checkpoint, and return the rest of it; all processes must call it."""
     checkpoint: dict[str, Any] = torch.load(file, map_location="cpu", mmap=True, weights_only=weights_only)
     options = StateDictOptions(full_state_dict=True, strict=strict)
     set_model_state_dict(module, checkpoint.pop("state_dict"), options=options)
@@ -54,7 +54,7 @@ def load_file(
 
 
 def _by_name(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """The state by names of parameters, of one that an optimizer wrote by their numbers."""
+    """Return an optimizer's state by names of parameters, whether it was written by names or by numbers."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -66,7 +66,7 @@ def _by_name(module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[st
 
 
 def _forget_states(module: nn.Module, optimizer: torch.optim.Optimizer, stored: Container[str]) -> None:
-    """Take away the states that torch makes up where there were none."""
+    """Remove the states that torch makes up where none were stored."""
     for name, parameter in module.named_parameters():
         if name not in stored:
             optimizer.state.pop(parameter, None)

@@ -1,4 +1,4 @@
-"""A sign of life of each process, so that those that a failure leaves waiting can say who is gone."""
+"""Heartbeats of all processes, so that those that wait for one that failed can name it."""
 
 import contextlib
 import threading
@@ -11,10 +11,10 @@ INTERVAL_SECONDS = 1.0
 
 
 class Heartbeat:
-    """Counts up a key of its own in a store, in a thread of its own, which goes on while a collective blocks.
+    """Counter of one process in a shared store, which a thread increases also while a collective blocks.
 
     Args:
-        store: That all processes share.
+        store: Store that all processes share.
     """
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
@@ -32,12 +32,12 @@ class Heartbeat:
         self._thread.join()
 
     def report(self, failure: BaseException) -> None:
-        """Tell the others that this process failed, and why."""
+        """Record for the others that this process failed, and why."""
         with contextlib.suppress(distributed.DistError):
             self._report(failure)
 
     def explain(self, failure: BaseException, patience_seconds: float = 3 * INTERVAL_SECONDS) -> str:
-        """Which ranks are gone without a word, or which one failed first; takes `patience_seconds`."""
+        """Return which ranks ended without a word, or which one failed first; takes `patience_seconds`."""
         try:
             first = self._report(failure)
             before = self._beats()

@@ -13,5 +13,5 @@ def test_product_is_that_of_the_matrices_in_either_layout(rows: int, columns: in
     shape = (columns, rows) if transposed else (rows, columns)
     matrix = torch.randn(shape, generator=generator, dtype=torch.float64)
     matrix = matrix.T if transposed else matrix
-    factor = torch.randn(columns, rank, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(tall_product(matrix, factor), matrix @ factor, rtol=1e-12, atol=1e-12)
+    tall = torch.randn(columns, rank, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(tall_product(matrix, tall), matrix @ tall, rtol=1e-12, atol=1e-12)

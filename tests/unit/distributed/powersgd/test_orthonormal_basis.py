@@ -39,9 +39,9 @@ def test_span_holds_the_columns(matrix: torch.Tensor) -> None:
     matrix = matrix.double()
     basis = orthonormal_basis(matrix)
     # The identity that is added moves each column by 1e-6 of the largest entry, and dependent ones arbitrarily far.
-    left_out = matrix - basis @ (basis.T @ matrix)
+    remainder = matrix - basis @ (basis.T @ matrix)
     if torch.linalg.matrix_rank(matrix) == matrix.shape[1]:
-        assert left_out.norm() <= 1e-6 * matrix.abs().max() * matrix.shape[1] ** 0.5 * (1 + 1e-6)
+        assert remainder.norm() <= 1e-6 * matrix.abs().max() * matrix.shape[1] ** 0.5 * (1 + 1e-6)
 
 
 def test_columns_that_went_through_sixteen_bits_are_orthonormal() -> None:
@@ -50,10 +50,10 @@ def test_columns_that_went_through_sixteen_bits_are_orthonormal() -> None:
         _assert_orthonormal(orthonormal_basis(rounded), rounded.float())
 
 
-def test_basis_that_itself_rests_in_sixteen_bits_stays_nearly_orthonormal() -> None:
+def test_basis_that_is_kept_in_sixteen_bits_stays_nearly_orthonormal() -> None:
     basis = orthonormal_basis(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)))
     rounded = decode(encode(basis, FLOAT_1_6_9), FLOAT_1_6_9)
-    # Each of both factors is rounded by 2**-10 of itself at most, up or down: sums stay below one such share.
+    # Each entry of both matrices is rounded by 2**-10 of itself at most, up or down: sums stay below one such share.
     torch.testing.assert_close(rounded.T @ rounded, torch.eye(8), rtol=0, atol=2**-10)
 
 
