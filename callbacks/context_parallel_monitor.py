@@ -1,4 +1,4 @@
-"""What attention over sharded sequences costs a run, as logged metrics."""
+"""Logged metrics of the cost of context parallelism."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ from lightning_dalle.distributed.context_parallel.session import ContextParallel
 
 
 class ContextParallelMonitor(Callback):
-    """Logs, whenever the Trainer logs, where the time of sharded sequences goes.
+    """Logs, whenever the Trainer logs, the time and bytes that sharded sequences cost.
 
     Under the prefix `context_parallel/`, of this process and per optimizer step since the last time:
 

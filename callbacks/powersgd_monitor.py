@@ -1,4 +1,4 @@
-"""What PowerSGD does to the gradients of a run, as logged metrics."""
+"""Logged metrics of gradient compression by PowerSGD."""
 
 import re
 from collections import defaultdict
@@ -10,7 +10,7 @@ from lightning_dalle.distributed.powersgd.gradients import PowerSGDGradients
 
 
 class PowerSGDMonitor(Callback):
-    """Logs, whenever the Trainer logs, what compression of gradients saved and missed.
+    """Logs, whenever the Trainer logs, how many bytes compression of gradients saved and what it missed.
 
     Under the prefix `powersgd/`, of this process:
 

@@ -16,14 +16,14 @@ from lightning_dalle.distributed.checkpoint import load_file, load_module, load_
 
 
 class FileCheckpoints:
-    """One file of replicated parameters, as Lightning's strategies for such parameters write and read it.
+    """One file, as Lightning's strategies for unsharded parameters write and read it.
 
     Attributes:
         kind: Lightning's strategy whose checkpoints these are; its methods run on the strategy that holds this object.
         restored_by_lightning: Whether Lightning loads the states of what `load` returns.
     """
 
-    kind: type[ParallelStrategy] = ParallelStrategy
+    kind: type[ParallelStrategy] = ParallelStrategy  # type: ignore[type-abstract]
     restored_by_lightning = True
 
     def __init__(self, strategy: ModelParallelStrategy) -> None:
@@ -47,7 +47,7 @@ class FileCheckpoints:
 
 
 class ShardedCheckpoints(FileCheckpoints):
-    """A folder of shards, which goes into the module and its optimizers on any later mesh; a file does so too."""
+    """Folder of shards, which is loaded into the module and its optimizers on any later mesh; a file is too."""
 
     kind = ModelParallelStrategy
     restored_by_lightning = False
@@ -68,7 +68,7 @@ def consolidate_checkpoint(folder: str | Path, file: str | Path) -> None:
     """Write the file that `load_from_checkpoint` reads on one device, from a folder that a sharded strategy wrote.
 
     Needs no process group, and as much memory as the file has bytes. Optimizer states are included; error-feedback
-    buffers of compressed gradients, which only training on several machines has a use for, are not.
+    buffers, which only training on several replicas uses, are not.
 
     Raises:
         FileNotFoundError: If the folder is no such checkpoint.
@@ -84,7 +84,7 @@ def consolidate_checkpoint(folder: str | Path, file: str | Path) -> None:
 
 
 class GatheringLauncher(_MultiProcessingLauncher):
-    """Starts processes from a running one, as notebooks need it, and returns whole tensors instead of shards.
+    """Starts processes from a running one, as notebooks need it, and returns gathered tensors instead of shards.
 
     The main process has no process group to read shards with.
     """

@@ -1,4 +1,4 @@
-"""Sequences sharded among processes, with attention that is exactly that of whole sequences."""
+"""Sequences sharded among processes, with exact attention."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -17,7 +17,7 @@ class ContextParallelStrategy(MeshStrategy):
 
     The module says by `sequence_plan()` where its sequences are sharded. Processes of one context group get the same
     samples and draw the same random numbers, other groups different samples. Gradients are averaged over all processes.
-    The result of a step is that of one process with the whole sequence: also for lengths that do not divide, packed
+    The result of a step is that of one process with the unsharded sequence: also for lengths that do not divide, packed
     documents, and dropout. `ContextParallelMonitor` logs what it costs.
 
     Args:

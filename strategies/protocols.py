@@ -8,7 +8,7 @@ from lightning_dalle.distributed.context_parallel.plan import SequencePlan
 
 @runtime_checkable
 class NamesUncompressed(Protocol):
-    """A module that knows of gradients which compression would hurt, such as those of unembeddings."""
+    """Module that names parameters whose gradients compression would hurt, such as those of unembeddings."""
 
     def uncompressed_parameters(self) -> Sequence[str]:
         """Return names of parameters, or shell-style patterns of names."""
@@ -17,7 +17,7 @@ class NamesUncompressed(Protocol):
 
 @runtime_checkable
 class HasSequencePlan(Protocol):
-    """A module whose sequences can be sharded."""
+    """Module whose sequences can be sharded."""
 
     def sequence_plan(self) -> SequencePlan:
         """Return which tensors are sharded along which dimension."""
@@ -26,9 +26,9 @@ class HasSequencePlan(Protocol):
 
 @runtime_checkable
 class SkipsUpdates(Protocol):
-    """A precision plugin that looks for gradients that are not finite, on all ranks, and skips the update itself."""
+    """Precision plugin that looks for gradients that are not finite, on all ranks, and skips the step itself."""
 
     @property
     def update_is_skipped(self) -> bool:
-        """Whether the last update was skipped."""
+        """Whether the last step was skipped."""
         ...

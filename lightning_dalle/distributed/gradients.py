@@ -1,4 +1,4 @@
-"""Gradients averaged over replicas, and what strategies ask of whoever averages them."""
+"""Mean gradients over replicas, and the protocol of everything that synchronizes gradients."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ _BUCKET = 2**24
 
 
 class GradientSynchronizer(Protocol):
-    """What exchanges gradients once a step, whatever is accumulated before.
+    """Synchronizer of gradients, which exchanges them once a step, whatever is accumulated before.
 
     A step calls `begin_backward` before each backward pass, `begin_last_backward` before the last one, `synchronize`
     after it, and `release` after the optimizer.

@@ -56,7 +56,7 @@ def limit(machine: int, megabits: int | None) -> None:
 
 
 def bytes_that_left(machine: int) -> int:
-    """As the kernel counts them; to be called inside the machine."""
+    """Return the bytes that the kernel has counted; to be called inside the machine."""
     with open("/proc/net/dev") as lines:
         for line in lines:
             name, _, counters = line.partition(":")

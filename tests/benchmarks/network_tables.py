@@ -1,4 +1,4 @@
-"""A whole training step, and the generation of an image's tokens."""
+"""Tables of a training step, and of the generation of an image's tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -41,7 +41,7 @@ class Layer(nn.Module):
 
 
 class LayerSharded(LightningModule):
-    """Numbers its positions itself and takes the loss of the whole; sequences are sharded for its layers alone."""
+    """Numbers its positions itself and takes the loss of all logits; sequences are sharded for its layers alone."""
 
     def __init__(self, causal: bool = True, dropout: float = 0.0, recompute: bool = False, seed: int = 0) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def fit_on_rank(
 
 
 def fit_alone(module: LayerSharded, num_batches: int = 20, **options: Any) -> dict[str, Any]:
-    """The same training in one process, by Lightning alone."""
+    """Train in one process, by Lightning alone."""
     loader = batches(num_batches, 0, 1)
     trainer_of(1, "auto", **options).fit(module, loader, loader)
     return {"losses": module.losses, "state": whole_state(module)}

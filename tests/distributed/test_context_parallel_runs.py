@@ -1,4 +1,4 @@
-"""What surrounds training under the strategy: every Trainer method, checkpoints, random numbers, metrics, refusals."""
+"""Every Trainer method under the strategy, checkpoints, random numbers, metrics, refusals."""
 
 import os
 from pathlib import Path
@@ -177,18 +177,19 @@ def test_monitor_logs_what_a_step_sent_and_waited() -> None:
 
 
 class _PositionsOfRanks(BatchSharded):
-    """A mistake: each rank starts to count anew."""
+    """Mistake: positions of each rank begin at 0."""
 
     def number(self, batch: Any) -> Tensor:
         return torch.arange(batch["tokens"].shape[1])
 
 
 class _WithoutMean(ContextParallelStrategy):
-    """A mistake: gradients stay where they are."""
+    """Mistake: gradients are not averaged."""
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         alone = distributed.new_group([distributed.get_rank()], use_local_synchronization=True)
+        assert isinstance(alone, distributed.ProcessGroup)
         self.gradients = MeanGradients(alone)
 
 
@@ -221,7 +222,7 @@ class _Inattentive(LayerSharded):
 
 class _ShardsItself(LayerSharded):
     def configure_model(self) -> None:
-        fully_shard(self, mesh=self.trainer.strategy.shard_mesh)
+        fully_shard(self, mesh=self.trainer.strategy.shard_mesh)  # type: ignore[attr-defined]
 
 
 LAYERS: dict[str, Any] = {"inputs": {"layers.0": {"hidden": 1}}, "outputs": {"layers.1": 1}}

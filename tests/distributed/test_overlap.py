@@ -41,7 +41,7 @@ class _LeavesOut(_Counting):
 
 
 class _RunsTwice(_Counting):
-    """The gradients of its blocks have two parts, of two backward passes where each checkpoint has its own."""
+    """The gradients of its blocks come in two parts, from two backward passes where each checkpoint has its own."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = self.first(inputs)

@@ -56,8 +56,8 @@ def test_fifty_updates_in_single_precision_at_full_rank_equal_uncompressed_ones(
     cases = [({**FULL_RANK, "shard_size": shard_size}, common) for shard_size in (1, 2)]
     by_rank = run_ranks(_fit_cases, 4, 4, cases, timeout=240)
     uncompressed = fit_alone(**common)["state"]
-    for whole, sharded in by_rank:
-        assert len(whole["plan"]) == len(sharded["plan"]) > 0
-        for state, other in itertools.combinations((whole["state"], sharded["state"], uncompressed), 2):
+    for replicated, sharded in by_rank:
+        assert len(replicated["plan"]) == len(sharded["plan"]) > 0
+        for state, other in itertools.combinations((replicated["state"], sharded["state"], uncompressed), 2):
             difference = _flat(state) - _flat(other)
             assert difference.norm() < 1e-6 * _flat(uncompressed).norm()

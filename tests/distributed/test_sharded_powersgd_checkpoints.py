@@ -76,7 +76,7 @@ def test_training_goes_on_elsewhere(saved: tuple[Path, list[Any]], world_size: i
     settings = {**LOW_RANK, "shard_size": shard_size}
     resumed = run_ranks(_resume, world_size, world_size, settings, folder / f"step={HALF}.ckpt", timeout=240)
     assert _mean_losses(resumed)[0] == pytest.approx(_mean_losses(first)[HALF], rel=1e-9)
-    # What was missed arrives whole, however many replicas it is spread over.
+    # All that was missed arrives, however many replicas it is spread over.
     original = first[0]["errors"]
     assert max(float(value.abs().max()) for value in original.values()) > 1e-3
     for name, value in original.items():
@@ -116,8 +116,8 @@ def test_warm_q_goes_on_over_the_same_shards_and_starts_again_over_others(tmp_pa
 
 def test_one_file_is_read_on_one_device(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
     folder, first = saved
-    consolidate_checkpoint(folder / f"step={2 * HALF}.ckpt", tmp_path / "whole.ckpt")
-    module = Toy.load_from_checkpoint(tmp_path / "whole.ckpt", weights_only=True, seed=5)
+    consolidate_checkpoint(folder / f"step={2 * HALF}.ckpt", tmp_path / "consolidated.ckpt")
+    module = Toy.load_from_checkpoint(tmp_path / "consolidated.ckpt", weights_only=True, seed=5)
     torch.testing.assert_close(whole_state(module), first[0]["state"], rtol=0, atol=0)
 
 
@@ -131,8 +131,8 @@ def _resume_from_file(rank: int, file: Path) -> Any:
 
 def test_one_file_resumes_in_plain_tensors_and_in_shards(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
     folder, first = saved
-    consolidate_checkpoint(folder / f"step={HALF}.ckpt", tmp_path / "whole.ckpt")
-    plain, sharded = zip(*run_ranks(_resume_from_file, 2, tmp_path / "whole.ckpt", timeout=120), strict=True)
+    consolidate_checkpoint(folder / f"step={HALF}.ckpt", tmp_path / "consolidated.ckpt")
+    plain, sharded = zip(*run_ranks(_resume_from_file, 2, tmp_path / "consolidated.ckpt", timeout=120), strict=True)
     assert _mean_losses(list(plain))[0] == pytest.approx(_mean_losses(first)[HALF], rel=1e-9)
     # Moments arrive too; the second is that of the step after.
     assert _mean_losses(list(plain)) == pytest.approx(_mean_losses(list(sharded)), rel=1e-9)
@@ -151,4 +151,4 @@ def test_checkpoint_of_an_ordinary_run_resumes(tmp_path: Path) -> None:
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"must be a checkpoint of shards, with a file meta.pt"):
-        consolidate_checkpoint(tmp_path, tmp_path / "whole.ckpt")
+        consolidate_checkpoint(tmp_path, tmp_path / "consolidated.ckpt")

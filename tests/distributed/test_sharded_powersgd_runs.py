@@ -1,4 +1,4 @@
-"""What surrounds training under the strategy: every Trainer method, skipped steps, metrics, refusals."""
+"""Every Trainer method under the strategy, skipped steps, metrics, late parameters, refusals."""
 
 import os
 from typing import Any
@@ -266,7 +266,8 @@ def _late(rank: int, strategies: dict[str, MeshStrategy], kind: type[Toy]) -> An
     states = {}
     for name, strategy in strategies.items():
         module = kind()
-        trainer_of(2, strategy).fit(module, batches(6, rank, 2, torch.float64))
+        loader = batches(6, rank, 2, torch.float64)
+        trainer_of(2, strategy).fit(module, loader, loader)
         states[name] = whole_state(module)
     return states
 
@@ -281,7 +282,8 @@ LATE = {
 @pytest.mark.parametrize("kind", [_UnfreezesLate, _OptimizesLate])
 def test_parameters_that_train_from_later_on_are_averaged_too(kind: type[Toy]) -> None:
     alone = kind()
-    trainer_of(1, "auto").fit(alone, batches(6, 0, 1, torch.float64))
+    loader = batches(6, 0, 1, torch.float64)
+    trainer_of(1, "auto").fit(alone, loader, loader)
     for states in run_ranks(_late, 2, LATE, kind, timeout=240):
         for name in LATE:
             torch.testing.assert_close(states[name], whole_state(alone), rtol=1e-9, atol=1e-10, msg=name)

@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 class Toy(LightningModule):
-    """Regression with tied weights, a frozen part, a part that is never used, and parameters of its own."""
+    """Regression with tied weights, a frozen layer, a layer that is never used, and parameters of its own."""
 
     def __init__(self, dtype: torch.dtype = torch.float64, seed: int = 0, depth: int = 3) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def fit_on_rank(
 def fit_alone(
     num_batches: int = 6, dtype: torch.dtype = torch.float64, depth: int = 3, **options: Any
 ) -> dict[str, Any]:
-    """The same training in one process, by Lightning alone."""
+    """Train in one process, by Lightning alone."""
     module = Toy(dtype, depth=depth)
     loader = batches(num_batches, 0, 1, dtype)
     trainer_of(1, "auto", **options).fit(module, loader, loader)

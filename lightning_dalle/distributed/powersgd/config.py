@@ -7,7 +7,7 @@ from lightning_dalle.distributed.powersgd.comm import wire_format
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSGDConfig:
-    """Which gradients PowerSGD compresses, and how.
+    """Settings that choose which gradients PowerSGD compresses, and how.
 
     Args:
         matrix_approximation_rank: Rank of the approximation of each matrix that one process holds.

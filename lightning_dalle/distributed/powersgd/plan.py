@@ -1,4 +1,4 @@
-"""Which parameters PowerSGD compresses, and as which matrices."""
+"""Choice of the parameters that PowerSGD compresses, and of their matrices."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -67,7 +67,7 @@ class MatrixPlan:
 
 @dataclass(frozen=True)
 class CompressionPlan:
-    """Which gradients are compressed; every one is in one of the two lists.
+    """Division of all gradients into compressed and uncompressed ones.
 
     Attributes:
         matrices: Gradients sent as P and Q.

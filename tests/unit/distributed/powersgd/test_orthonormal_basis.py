@@ -19,7 +19,7 @@ def matrices(draw: st.DrawFn) -> torch.Tensor:
 
 
 def _assert_orthonormal(basis: torch.Tensor, matrix: torch.Tensor) -> None:
-    """As orthonormal as what the reflections of a QR decomposition give in the same precision."""
+    """Compare with the reflections of a QR decomposition in the same precision."""
     smallest = torch.finfo(matrix.dtype).tiny
     plain = torch.linalg.qr(matrix / matrix.abs().max().clamp(min=smallest)).Q
     assert_only_rounded(basis.T @ basis, plain.T @ plain, torch.eye(matrix.shape[1], dtype=torch.float64))
