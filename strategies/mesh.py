@@ -30,6 +30,7 @@ from lightning_dalle.distributed.hsdp import (
     shard_blocks,
     shard_remainder,
     sync_module_states,
+    validate_gradients_agree,
     validate_shards,
 )
 from lightning_dalle.distributed.mesh import MeshSizes, ProcessMesh
@@ -211,7 +212,7 @@ class MeshStrategy(ModelParallelStrategy):
     def _distribute(self, module: LightningModule) -> None:
         if not is_sharded(module):
             sync_module_states(module, self.root_device)
-            if self.shard_mesh.size() > 1:
+            if trained and self.shard_mesh.size() > 1:
                 shard_blocks(module, self.shard_mesh, RUN_METHODS)
             return
         if self.shard_size is None:
@@ -331,7 +332,10 @@ class MeshStrategy(ModelParallelStrategy):
             # Lightning accumulates outside of this, so that the closure holds the last backward pass of a step.
             gradients.begin_last_backward()
             result = closure()
-            gradients.synchronize(self._trained_parameters())
+            trained = self._trained_parameters()
+            if trained and self.shard_mesh.size() > 1:
+                validate_gradients_agree(trained, self.shard_mesh.get_group())
+            gradients.synchronize(trained)
             return result
 
         result = super().optimizer_step(optimizer, synchronized_closure, model, **kwargs)

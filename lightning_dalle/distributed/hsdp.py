@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import distributed, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
@@ -53,6 +54,27 @@ def validate_shards(parameters: Mapping[str, nn.Parameter], mesh: DeviceMesh) ->
                 f"{name} is sharded over {parameter.device_mesh}, which must be the strategy's shard_mesh: "
                 "fully_shard(block, mesh=self.trainer.strategy.shard_mesh)"
             )
+
+
+@torch.no_grad()
+def validate_gradients_agree(parameters: Mapping[str, nn.Parameter], shard_group: ProcessGroup) -> None:
+    """Refuse a step in which processes of a replica used different parameters; all of them must call it.
+
+    FSDP2 packs the gradients that each process has, one after another, and so adds those of different parameters.
+
+    Raises:
+        RuntimeError: If there is a gradient of a parameter on some processes of the replica only.
+    """
+    present = torch.tensor([parameter.grad is not None for parameter in parameters.values()], dtype=torch.int32)
+    # The larger one of both flags over all processes: 1 and 1 where they differ.
+    flags = torch.stack([present, 1 - present]).to(next(iter(parameters.values())).device)
+    distributed.all_reduce(flags, op=distributed.ReduceOp.MAX, group=shard_group)
+    differing = [name for name, differs in zip(parameters, flags.all(dim=0).tolist(), strict=True) if differs]
+    if differing:
+        raise RuntimeError(
+            f"{differing[0]} has a gradient on some processes of its replica only, which FSDP2 mixes with gradients of "
+            "other parameters; use the same parameters on all processes, or shard_size=None"
+        )
 
 
 def shard_remainder(module: nn.Module, methods: tuple[str, ...] = ()) -> None:

@@ -298,6 +298,21 @@ def test_parameter_that_is_made_after_sharding_is_refused_by_name() -> None:
     run_ranks(_grown, 2, timeout=120)
 
 
+class _OneExpertEach(Toy):
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        return self.last(self.blocks[1 + self.global_rank](self.blocks[0](hidden)))
+
+
+def _one_expert_each(rank: int) -> None:
+    with pytest.raises(RuntimeError, match="blocks.1.norm.weight has a gradient on some processes of its replica only"):
+        _late(rank, {"sharded": MeshStrategy(shard_size=2)}, _OneExpertEach)
+
+
+def test_processes_of_a_replica_that_use_different_parameters_are_refused() -> None:
+    run_ranks(_one_expert_each, 2, timeout=120)
+
+
 class _ByHand(Toy):
     def __init__(self) -> None:
         super().__init__()
