@@ -188,7 +188,7 @@ class MeshStrategy(ModelParallelStrategy):
         if fits and not module.automatic_optimization:
             raise ValueError(
                 f"{type(module).__name__} has automatic_optimization=False, under which {type(self).__name__} cannot "
-                "tell when an update is complete; use automatic optimization, or strategy='ddp'"
+                "tell when a step is complete; use automatic optimization, or strategy='ddp'"
             )
         session = self._make_session(module)
         # 1. Parameters.
@@ -212,7 +212,7 @@ class MeshStrategy(ModelParallelStrategy):
     def _distribute(self, module: LightningModule) -> None:
         if not is_sharded(module):
             sync_module_states(module, self.root_device)
-            if trained and self.shard_mesh.size() > 1:
+            if self.shard_mesh.size() > 1:
                 shard_blocks(module, self.shard_mesh, RUN_METHODS)
             return
         if self.shard_size is None:
