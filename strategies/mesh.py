@@ -17,6 +17,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
@@ -218,7 +219,9 @@ class MeshStrategy(ModelParallelStrategy):
         if self.shard_size is None:
             raise ValueError(f"{type(module).__name__} shards its parameters, but shard_size is None; give shard_size")
         shard_remainder(module, RUN_METHODS)
-        validate_shards(dict(module.named_parameters()), self.shard_mesh)
+        # Between runs FSDP2 may show gathered parameters, which only look unsharded; what trains is validated each step.
+        sharded = {name: part for name, part in module.named_parameters() if isinstance(part, DTensor)}
+        validate_shards(sharded, self.shard_mesh)
 
     def _make_synchronizer(self, module: LightningModule) -> GradientSynchronizer:
         assert self._mesh is not None

@@ -63,16 +63,16 @@ def _measure_case(rank: int, sizes: Sizes, case: Case) -> dict[str, float]:
         if number > 0:
             seconds["alone"].append(alone)
             seconds["together"].append(together)
-    statistics = attention.statistics - before
+    communication = attention.statistics - before
     return {
         **{name: statistics.median(values) for name, values in seconds.items()},
         "error": max(
             float((mine - layout.shard(right, rank, -2)).abs().max())
             for mine, right in zip(step(attention, own), step(case.alone, whole), strict=True)
         ),
-        "computing": statistics.attention_seconds,
-        "hidden": statistics.overlap_ratio,
-        "bytes": statistics.bytes_sent / sizes.rounds,
+        "computing": communication.attention_seconds,
+        "overlap": communication.overlap_ratio,
+        "bytes": communication.bytes_sent / sizes.rounds,
         "kept": kept_bytes(attention, own),
         "kept_alone": kept_bytes(case.alone, whole),
     }

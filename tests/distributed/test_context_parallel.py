@@ -76,6 +76,5 @@ def test_training_equals_that_of_one_process(world_size: int) -> None:
             assert answer["losses"][0] > answer["losses"][-1]
         size = settings.get("context_parallel_degree", world_size)
         assert [answer["sampler"] for answer in answers] == [
-            {"num_replicas": world_size // size, "matrix_approximation_rank": rank // size}
-            for rank in range(world_size)
+            {"num_replicas": world_size // size, "rank": rank // size} for rank in range(world_size)
         ]
