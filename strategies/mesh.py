@@ -219,7 +219,7 @@ class MeshStrategy(ModelParallelStrategy):
         if self.shard_size is None:
             raise ValueError(f"{type(module).__name__} shards its parameters, but shard_size is None; give shard_size")
         shard_remainder(module, RUN_METHODS)
-        # Between runs FSDP2 may show gathered parameters, which only look unsharded; what trains is validated each step.
+        # Between runs FSDP2 may show gathered parameters, which only look unsharded; each step validates what trains.
         sharded = {name: part for name, part in module.named_parameters() if isinstance(part, DTensor)}
         validate_shards(sharded, self.shard_mesh)
 
