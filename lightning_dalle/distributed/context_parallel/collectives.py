@@ -1,9 +1,10 @@
-"""Gathered shards of a sequence, and sums over a sequence, with gradients.
+"""Gathered shards of a sequence and sums over it, with gradients; and whether processes hold the same values.
 
 The processes of a context group compute one loss together, and their gradients are averaged like those of other
 processes. So a gradient that only this process has counts as many times as there are processes.
 """
 
+import hashlib
 import time
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
+from torch.utils._pytree import tree_leaves
 
 from lightning_dalle.distributed.context_parallel.comm import CommunicationStatistics
 from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
+from lightning_dalle.ops.random import mix_bits
 
 
 def gather_positions(
@@ -42,6 +45,64 @@ def sum_over_context(value: Float[Tensor, "*shape"], group: ProcessGroup) -> Flo
     """Sum over the processes of the group, in at least single precision."""
     total: Tensor = _Sum.apply(value, group)
     return total
+
+
+def validate_batches_agree(batch: Any, group: ProcessGroup, device: torch.device, everywhere: bool = True) -> None:
+    """Refuse batches that differ within the group.
+
+    Args:
+        everywhere: Let the processes of all groups refuse together, for which all of the world must call; otherwise
+            those of the group do, and the others wait for them.
+
+    Raises:
+        ValueError: If they differ.
+    """
+    differs = (~_hold_the_same(batch, group, device)).to(torch.int64)
+    if everywhere:
+        distributed.all_reduce(differs, op=distributed.ReduceOp.MAX)
+    if differs:
+        raise ValueError(
+            "the processes of a context group got different batches, but share one sequence; draw augmentations by "
+            "sample instead of by rank or worker, and samplers by trainer.distributed_sampler_kwargs"
+        )
+
+
+def is_replicated(tensor: Shaped[Tensor, "..."], dim: int, group: ProcessGroup) -> bool:
+    """Return whether all processes of the group hold the same values, and these differ along `dim`.
+
+    Values that are alike at all positions tell nothing: shards of them are equal too.
+    """
+    first = tensor.narrow(dim, 0, 1)
+    varies = bool((tensor != first).any())
+    return bool(_hold_the_same(tensor, group, tensor.device)) and varies
+
+
+def _hold_the_same(tree: Any, group: ProcessGroup, device: torch.device) -> Tensor:
+    digest = _digest(tree, device)
+    extremes = torch.stack([digest, -digest])
+    distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX, group=group)
+    return extremes[0] == -extremes[1]
+
+
+def _digest(tree: Any, device: torch.device) -> Tensor:
+    """Hash tensors where they are, numbers and texts; the rest counts as equal."""
+    digest = torch.zeros((), dtype=torch.int64, device=device)
+    others = hashlib.blake2b(digest_size=8)
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            others.update(repr((tuple(leaf.shape), leaf.dtype)).encode())
+            digest = mix_bits(digest + _hash(leaf.detach()).to(device))
+        elif isinstance(leaf, bool | int | float | str | bytes):
+            others.update(repr(leaf).encode())
+    # One bit less, so that its negative exists.
+    return (digest + int.from_bytes(others.digest(), "big", signed=True)) >> 1
+
+
+def _hash(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor's words of 64 bits, each times a random number of its place (multilinear hashing)."""
+    octets = tensor.contiguous().reshape(-1).view(torch.uint8)
+    words = torch.cat([octets, octets.new_zeros(-len(octets) % 8)]).view(torch.int64)
+    return (words * mix_bits(torch.arange(1, len(words) + 1, device=words.device))).sum()
 
 
 class _Gather(torch.autograd.Function):

@@ -18,7 +18,7 @@ class CommunicationStatistics:
         bytes_sent: Payload.
         attention_seconds: Time spent in blocks of attention.
         waiting_seconds: Time spent waiting for messages that had not arrived when they were needed.
-        communication_seconds: From the start of each message to its arrival, or to when it was asked for if that is later.
+        communication_seconds: From the start of each message to its arrival, or to when it was awaited if later.
         step_seconds: Time spent in forward and backward passes.
     """
 
@@ -131,7 +131,8 @@ def init_context_groups(
 
     Args:
         context_parallel_degree: Must divide `world_size`.
-        ulysses_degree: Neighbours that trade positions for heads; must divide `context_parallel_degree`. The rest is rings.
+        ulysses_degree: Neighbours that trade positions for heads; must divide `context_parallel_degree`. Rings take the
+            rest.
     """
     if context_parallel_degree == 1:
         return ContextGroups()
