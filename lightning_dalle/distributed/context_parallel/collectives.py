@@ -5,7 +5,7 @@ processes. So a gradient that only this process has counts as many times as ther
 """
 
 import hashlib
-import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,8 +25,13 @@ def gather_positions(
     dim: int,
     group: ProcessGroup,
     statistics: CommunicationStatistics,
+    has_shards_behind: Callable[[], bool],
 ) -> Shaped[Tensor, "..."]:
-    """Gather the whole tensor on each process of the group; each must go on with it alike.
+    """Gather the whole tensor on each process of the group.
+
+    Args:
+        has_shards_behind: Whether processes have gone on with different parts of the result. Their gradients are then
+            summed; otherwise each has that of the whole already, and nothing is sent. Asked in the backward pass.
 
     Raises:
         ValueError: If the local shard has another length than the layout says.
@@ -37,7 +42,7 @@ def gather_positions(
             f"a tensor to gather has {local.shape[dim]} positions along dim {dim}, but this rank holds {expected} of "
             f"{layout.length}; the plan must shard and gather the same sequence"
         )
-    gathered: Tensor = _Gather.apply(local, layout, dim, group, statistics)
+    gathered: Tensor = _Gather.apply(local, layout, dim, group, statistics, has_shards_behind)
     return gathered
 
 
@@ -114,26 +119,30 @@ class _Gather(torch.autograd.Function):
         dim: int,
         group: ProcessGroup,
         statistics: CommunicationStatistics,
+        has_shards_behind: Callable[[], bool],
     ) -> Tensor:
         ctx.layout, ctx.dim, ctx.group = layout, dim, group
+        ctx.statistics, ctx.has_shards_behind = statistics, has_shards_behind
         length, longest = local.shape[dim], max(map(layout.local_length, range(group.size())))
         # all_gather takes tensors of one shape.
         moved = local.transpose(0, dim)
         padded = torch.cat([moved, moved.new_zeros(longest - length, *moved.shape[1:])]).contiguous()
         parts = [torch.empty_like(padded) for _ in range(group.size())]
-        start = time.perf_counter()
-        distributed.all_gather(parts, padded, group=group)
-        seconds = time.perf_counter() - start
-        statistics.waiting_seconds += seconds
-        statistics.communication_seconds += seconds
-        statistics.bytes_sent += padded.nbytes * (group.size() - 1)
+        with statistics.waiting(padded.nbytes * (group.size() - 1)):
+            distributed.all_gather(parts, padded, group=group)
         kept = [each[: layout.local_length(rank)] for rank, each in enumerate(parts)]
         return layout.unshard(kept, dim=0).transpose(0, dim)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        local = ctx.layout.shard(gradient, ctx.group.rank(), ctx.dim)
-        return local * ctx.group.size(), None, None, None, None
+        rank, size = ctx.group.rank(), ctx.group.size()
+        if not ctx.has_shards_behind():
+            return ctx.layout.shard(gradient, rank, ctx.dim) * size, None, None, None, None, None
+        total = gradient.contiguous().clone()
+        # A ring sends all but one part of the tensor twice.
+        with ctx.statistics.waiting(2 * total.nbytes * (size - 1) // size):
+            distributed.all_reduce(total, group=ctx.group)
+        return ctx.layout.shard(total, rank, ctx.dim), None, None, None, None, None
 
 
 class _Sum(torch.autograd.Function):

@@ -40,6 +40,16 @@ class CommunicationStatistics:
         yield
         self.attention_seconds += time.perf_counter() - start
 
+    @contextmanager
+    def waiting(self, bytes_sent: int) -> Iterator[None]:
+        """Count the time within as communication that nothing overlaps."""
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self.waiting_seconds += seconds
+        self.communication_seconds += seconds
+        self.bytes_sent += bytes_sent
+
     def __sub__(self, other: "CommunicationStatistics") -> "CommunicationStatistics":
         """Return what came after `other`, an earlier copy of the same counters."""
         return CommunicationStatistics(

@@ -47,6 +47,10 @@ class RedirectionTarget(Protocol):
         """Whether sequences are sharded at the moment."""
         ...
 
+    def is_whole(self, query: Tensor) -> bool:
+        """Whether attention from a query needs no other process."""
+        ...
+
     def attend_plainly(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, dropout: float) -> Tensor:
         """Attend to all positions of the sequence, or to those before."""
         ...
@@ -58,7 +62,7 @@ class RedirectionTarget(Protocol):
 
 @contextmanager
 def redirected(target: RedirectionTarget) -> Iterator[None]:
-    """Redirect every call of `scaled_dot_product_attention` and `dropout` within to `target`, while it is active.
+    """Redirect every call of `scaled_dot_product_attention` and `dropout` within to `target`.
 
     The operators get other kernels in torch's dispatcher, above autograd, so that it does not matter who holds which
     reference to the function. What cannot be redirected is refused. Code given to `torch.compile` runs eagerly.
@@ -89,7 +93,7 @@ def _kernels(target: RedirectionTarget) -> Iterator[tuple[str, Callable[..., Ten
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        if not target.is_active:
+        if target.is_whole(query):
             local: Tensor = _ATTENTION.decompose(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
@@ -106,13 +110,13 @@ def _kernels(target: RedirectionTarget) -> Iterator[tuple[str, Callable[..., Ten
         return target.attend_plainly(query, key, value, is_causal, dropout_p)
 
     def drop(input: Tensor, p: float, train: bool) -> Tensor:
-        if not (target.is_active and train and 0 < p < 1):
+        if not (train and 0 < p < 1):
             dropped: Tensor = _DROPOUT.decompose(input, p, train)
             return dropped
         return input * target.dropout_factors(input, p)
 
     def drop_in_place(input: Tensor, p: float, train: bool) -> Tensor:
-        if not (target.is_active and train and 0 < p < 1):
+        if not (train and 0 < p < 1):
             dropped: Tensor = _DROPOUT_IN_PLACE.decompose(input, p, train)
             return dropped
         return input.mul_(target.dropout_factors(input, p))

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,6 @@ from torch.distributed import ProcessGroup
 from torch.utils.hooks import RemovableHandle
 
 from lightning_dalle.distributed.context_parallel.session import ContextParallelSession
-from lightning_dalle.ops.sharded_sequence import sharded_sequences
 
 
 def attach_plan(module: nn.Module, session: ContextParallelSession) -> list[RemovableHandle]:
@@ -32,7 +32,7 @@ def attach_plan(module: nn.Module, session: ContextParallelSession) -> list[Remo
     for name, dim in session.plan.outputs.items():
         handles.append(_submodule(module, name).register_forward_hook(partial(_gather_output, session, dim)))
     for name in session.plan.unsharded:
-        handles += _run_unsharded(_submodule(module, name))
+        handles += _run_unsharded(_submodule(module, name), session)
     return handles
 
 
@@ -68,16 +68,17 @@ def _gather_output(session: ContextParallelSession, dim: int, _: nn.Module, args
     return session.gather(first, dim), *others
 
 
-def _run_unsharded(submodule: nn.Module) -> list[RemovableHandle]:
+def _run_unsharded(submodule: nn.Module, session: ContextParallelSession) -> list[RemovableHandle]:
     """Make sequences whole during the forward pass of a submodule, which may call itself."""
-    entered = []
+    entered: list[ExitStack] = []
 
     def enter(_: nn.Module, args: Any) -> None:
-        entered.append(sharded_sequences(None))
-        entered[-1].__enter__()
+        entered.append(ExitStack())
+        if session.is_active:
+            entered[-1].enter_context(session.unsharded())
 
     def leave(_: nn.Module, args: Any, output: Any) -> None:
-        entered.pop().__exit__(None, None, None)
+        entered.pop().close()
 
     return [submodule.register_forward_pre_hook(enter), submodule.register_forward_hook(leave, always_call=True)]
 

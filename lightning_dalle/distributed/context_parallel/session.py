@@ -39,10 +39,17 @@ class _Step:
     """
 
     layouts: dict[int, SequenceLayout] = field(default_factory=dict)
+    whole_lengths: set[int] = field(default_factory=set)
     masks: dict[str, Tensor] = field(default_factory=dict)
     redirected_calls: int = 0
+    has_gathered: bool = False
+    has_shards_behind: bool = False
     has_attended: bool = False
     has_mean: bool = False
+
+    def note_local_work(self) -> None:
+        """Remember that processes go on with different positions, which concerns the gradients of what was gathered."""
+        self.has_shards_behind = self.has_shards_behind or self.has_gathered
 
 
 class ContextParallelSession:
@@ -59,7 +66,7 @@ class ContextParallelSession:
     4. makes sure that something attended, and, in training, that the loss is a mean over the whole sequence;
     5. runs the backward pass within `active`, so that what it recomputes is sharded alike.
 
-    A redirected call knows its sequence by the number of local positions, in the forward pass and in recomputation. A
+    A redirected call knows its sequence by its number of positions, in the forward pass and in recomputation. A
     whole tensor that happens to have the same number would be taken for a shard. So each call is checked when a step
     comes to it for the first time: tensors that are the same on all processes are refused.
 
@@ -92,6 +99,7 @@ class ContextParallelSession:
         self._attentions: dict[tuple[SequenceLayout, Rule], ContextAttention] = {}
         self._checked_calls = 0
         self._is_timed = False
+        self._is_unsharded = False
         if plan.length is not None:
             self._layout(plan.length)
         if plan.num_heads is not None and plan.num_heads % groups.ulysses_degree:
@@ -127,6 +135,16 @@ class ContextParallelSession:
         """Shard as within the last step, for its backward pass, which may recompute parts of it."""
         with self._timed(), sharded_sequences(self), redirected(self):
             yield
+
+    @contextmanager
+    def unsharded(self) -> Iterator[None]:
+        """Keep sequences whole within, and remember their lengths for what the backward pass recomputes of it."""
+        before, self._is_unsharded = self._is_unsharded, True
+        try:
+            with sharded_sequences(None):
+                yield
+        finally:
+            self._is_unsharded = before
 
     @property
     def is_active(self) -> bool:
@@ -172,6 +190,7 @@ class ContextParallelSession:
         lengths = {name: tensor.shape[dims[name]] for name, tensor in tensors.items()}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"tensors that are sharded together have different numbers of positions: {lengths}")
+        self._step.note_local_work()
         shards = {}
         for name, tensor in tensors.items():
             layout = self._step.layouts.setdefault(lengths[name], self._layout(lengths[name]))
@@ -188,15 +207,21 @@ class ContextParallelSession:
         layout = self._layout_of_shard(tensor.shape[dim], what)
         if self.groups.context is None:
             return tensor
-        return gather_positions(tensor, layout, dim, self.groups.context, self.communication)
+        step = self._step
+        step.has_gathered = True
+        return gather_positions(
+            tensor, layout, dim, self.groups.context, self.communication, lambda: step.has_shards_behind
+        )
 
     def positions(self, length: int, device: torch.device | str) -> Tensor:
         """Return the local positions of a sequence."""
+        self._step.note_local_work()
         return self._layout(length).positions(self.groups.rank, device)
 
     def mean(self, total: Tensor, count: Tensor) -> Tensor:
         """Return the sum of all processes' totals over that of their counts."""
         self._step.has_mean = True
+        self._step.note_local_work()
         if self.groups.context is not None:
             total, count = (sum_over_context(value, self.groups.context) for value in (total, count.to(total)))
         return total / count.clamp(min=1)
@@ -213,6 +238,7 @@ class ContextParallelSession:
         dropout_seed: int,
     ) -> Tensor:
         """Attend under a pattern of text and image, within packed sequences, or to a context that is not sharded."""
+        self._step.note_local_work()
         layout = self._layout(pattern.length)
         if isinstance(pattern, PackedSegments) and pattern.of_context:
             local = pattern.of_queries(layout.positions(self.groups.rank))
@@ -220,6 +246,14 @@ class ContextParallelSession:
                 return local.attend(query, key, value)
         attention = self._attention(layout, pattern)
         return attention(query, key, value, dropout=dropout, dropout_seed=dropout_seed)
+
+    def is_whole(self, query: Tensor) -> bool:
+        """Whether attention from a query needs no other process: in unsharded code, and where that is recomputed.
+
+        Raises:
+            ValueError: If what is recomputed may be either.
+        """
+        return self._was_whole(query.shape[-2])
 
     def attend_plainly(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, dropout: float) -> Tensor:
         """Attend to all positions of the sequence, or to those before.
@@ -253,6 +287,27 @@ class ContextParallelSession:
 
     def _layout(self, length: int) -> SequenceLayout:
         return SequenceLayout(length, self.groups.size, self._layout_kind)
+
+    def _shard_lengths(self) -> set[int]:
+        """Return the lengths of the shards of all processes, so that they refuse together what is none of theirs."""
+        ranks = range(self.groups.size)
+        return {layout.local_length(rank) for layout in self._step.layouts.values() for rank in ranks}
+
+    def _was_whole(self, length: int) -> bool:
+        """Whether so many positions are those of unsharded code, also where it is recomputed outside of `unsharded`."""
+        if not self.is_active:
+            if self._is_unsharded:
+                self._step.whole_lengths.add(length)
+            return True
+        if length not in self._step.whole_lengths:
+            return False
+        is_ambiguous = length in self._shard_lengths()
+        if is_ambiguous and torch._C._current_graph_task_id() != -1:
+            raise ValueError(
+                f"{length} positions are recomputed, which may be a whole sequence or a shard: the step has both; "
+                "pad one of them, or do not recompute the unsharded submodule"
+            )
+        return not is_ambiguous
 
     def _layouts_with_shard(self, local_length: int) -> list[SequenceLayout]:
         """Return the layouts of this step whose local shard has a length, and those that are like them on any rank.
@@ -289,10 +344,10 @@ class ContextParallelSession:
 
     def _layout_of_hidden(self, hidden: Tensor) -> SequenceLayout | None:
         """Return the layout of hidden states, None if they have no positions or are no shard."""
-        dim, ranks = self.plan.sequence_dim, range(self.groups.size)
-        # Of any process: a whole tensor may be as long as the shard of another one, and all must refuse together.
-        lengths = {layout.local_length(rank) for layout in self._step.layouts.values() for rank in ranks}
-        if hidden.dim() <= dim or hidden.shape[dim] not in lengths:
+        dim = self.plan.sequence_dim
+        if hidden.dim() <= dim or self._was_whole(hidden.shape[dim]):
+            return None
+        if hidden.shape[dim] not in self._shard_lengths():
             return None
         if hidden.dim() == dim + 1:
             if self.groups.context is None:

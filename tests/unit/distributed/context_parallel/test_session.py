@@ -9,7 +9,6 @@ from torch.nn import functional
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from lightning_dalle.distributed.context_parallel.comm import ContextGroups
-from lightning_dalle.distributed.context_parallel.hooks import attach_plan
 from lightning_dalle.distributed.context_parallel.plan import SequencePlan
 from lightning_dalle.distributed.context_parallel.session import ContextParallelSession
 from lightning_dalle.ops.sharded_sequence import sequence_mean, sharded_sequences
@@ -17,7 +16,7 @@ from lightning_dalle.ops.sharded_sequence import sequence_mean, sharded_sequence
 LENGTH = 9
 
 
-def _sequences(**plan: Any) -> ContextParallelSession:
+def _session(**plan: Any) -> ContextParallelSession:
     return ContextParallelSession(SequencePlan(**{"batch": {"tokens": 1}, **plan}), ContextGroups())
 
 
@@ -38,13 +37,13 @@ def test_attention_is_that_of_torch(is_causal: bool, scale: float | None) -> Non
     query, key = _query(4), _query(2)
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": True}
     expected = scaled_dot_product_attention(query, key, key, **options)
-    sequences = _sequences()
-    with sequences.step(_batch()):
+    session = _session()
+    with session.step(_batch()):
         results = [scaled_dot_product_attention(query, key, key, **options)]
         results.append(functional.scaled_dot_product_attention(query, key, key, **options))
     for result in results:
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-13)
-    assert sequences.statistics.attention_seconds > 0
+    assert session.communication.attention_seconds > 0
 
 
 def test_prefix_documents_and_padding_are_those_of_the_plan() -> None:
@@ -54,12 +53,12 @@ def test_prefix_documents_and_padding_are_those_of_the_plan() -> None:
         "document_ids": torch.tensor([[0] * 4 + [1] * 5, [0] * LENGTH]),
         "real": torch.tensor([[1] * LENGTH, [1] * 7 + [0] * 2]),
     }
-    seen = _with_prefix() & (batch["document_ids"].unsqueeze(-1) == batch["document_ids"].unsqueeze(-2))
-    seen = (seen & batch["real"].bool().unsqueeze(1)).unsqueeze(1)
-    expected = scaled_dot_product_attention(query, query, query, attn_mask=seen)
-    sequences = _sequences(document_ids="document_ids", key_padding_mask="real", prefix_length=3)
+    visible = _with_prefix() & (batch["document_ids"].unsqueeze(-1) == batch["document_ids"].unsqueeze(-2))
+    visible = (visible & batch["real"].bool().unsqueeze(1)).unsqueeze(1)
+    expected = scaled_dot_product_attention(query, query, query, attn_mask=visible)
+    session = _session(document_ids="document_ids", key_padding_mask="real", prefix_length=3)
     for _ in range(2):
-        with sequences.step(batch):
+        with session.step(batch):
             result = scaled_dot_product_attention(query, query, query, is_causal=True)
         torch.testing.assert_close(result, expected, rtol=0, atol=1e-13)
         # The next batch has masks of its own.
@@ -70,20 +69,20 @@ def test_prefix_documents_and_padding_are_those_of_the_plan() -> None:
 
 
 def _with_prefix() -> Tensor:
-    seen = torch.ones(LENGTH, LENGTH).tril().bool()
-    seen[:, :3] = True
-    return seen
+    visible = torch.ones(LENGTH, LENGTH).tril().bool()
+    visible[:, :3] = True
+    return visible
 
 
 def test_multi_head_attention_is_redirected_also_for_inference() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).eval()
     hidden = torch.randn(2, LENGTH, 8)
-    hidden_positions = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+    masked_positions = nn.Transformer.generate_square_subsequent_mask(LENGTH)
     with torch.no_grad():
-        expected = layer(hidden, src_mask=hidden_positions, is_causal=True)
-        with _sequences().step(_batch()):
-            result = layer(hidden, src_mask=hidden_positions, is_causal=True)
+        expected = layer(hidden, src_mask=masked_positions, is_causal=True)
+        with _session().step(_batch()):
+            result = layer(hidden, src_mask=masked_positions, is_causal=True)
     torch.testing.assert_close(result, expected)
     assert torch.backends.mha.get_fastpath_enabled()
 
@@ -92,7 +91,7 @@ def test_dropout_is_drawn_from_the_generator_and_scaled() -> None:
     hidden, masks = torch.ones(2, LENGTH, 50), []
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
-        with _sequences().step(_batch()):
+        with _session().step(_batch()):
             _attend(_query(), dropout_p=0.5)
             masks.append(dropout(hidden, 0.25))
             changed = hidden.clone()
@@ -108,93 +107,67 @@ def test_dropout_is_drawn_from_the_generator_and_scaled() -> None:
 
 
 def test_batches_may_be_tuples() -> None:
-    sequences = ContextParallelSession(SequencePlan(batch={1: 0}), ContextGroups())
-    with sequences.step((torch.ones(2), torch.arange(LENGTH))) as own:
+    session = ContextParallelSession(SequencePlan(batch={1: 0}), ContextGroups())
+    with session.step((torch.ones(2), torch.arange(LENGTH))) as local:
         _attend(_query())
-    assert own[1].tolist() == list(range(LENGTH))
-    with pytest.raises(ValueError, match=r"the plan cuts \[1\] of each batch"), sequences.step((torch.ones(2),)):
+    assert local[1].tolist() == list(range(LENGTH))
+    with pytest.raises(ValueError, match=r"the plan shards \[1\] of each batch"), session.step((torch.ones(2),)):
         pass
 
 
-def _fail_within_a_step() -> None:
-    mask, query = torch.ones(LENGTH, LENGTH).bool(), _query()
-    attention = nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64)
-    with _sequences().step(_batch()):
-        scaled_dot_product_attention(query, query, query)
-        with sharded_sequences(None):
-            scaled_dot_product_attention(query, query, query, attn_mask=mask)
-            attention(*[query[:, 0]] * 3, need_weights=True)
-            dropout(query, 0.5)
-        raise KeyError
-
-
-def test_nothing_is_redirected_afterwards_nor_where_sequences_are_whole() -> None:
-    before = functional.scaled_dot_product_attention, functional.dropout, functional.multi_head_attention_forward
-    with pytest.raises(KeyError):
-        _fail_within_a_step()
-    after = functional.scaled_dot_product_attention, functional.dropout, functional.multi_head_attention_forward
-    assert before == after
-    assert scaled_dot_product_attention is before[0]
-
-
-def test_what_would_be_wrong_without_a_word_is_refused() -> None:
-    query, mask = _query(), torch.ones(LENGTH, LENGTH).bool()
-    attention = nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64)
-    with _sequences().step(_batch()):
-        with pytest.raises(ValueError, match="attn_mask is of this process's positions"):
-            scaled_dot_product_attention(query, query, query, attn_mask=mask)
-        with pytest.raises(ValueError, match="over a cut sequence it must have 4 dimensions"):
-            _attend(query[0])
-        with pytest.raises(ValueError, match="need_weights=True computes attention of this process's positions alone"):
-            attention(*[query[:, 0]] * 3)
-        scaled_dot_product_attention(query, query, query)
-    with pytest.raises(RuntimeError, match="sequences were cut, but neither"), _sequences().step(_batch()):
+def test_steps_without_attention_or_sharded_tensors_are_refused() -> None:
+    query = _query()
+    with pytest.raises(RuntimeError, match="sequences were sharded, but neither"), _session().step(_batch()):
         pass
     with pytest.raises(ValueError, match=r"different numbers of positions: \{'tokens': 9, 'captions': 2\}"):
-        _sequences().cut(_batch(), {"tokens": 1, "captions": 0})
-    with pytest.raises(RuntimeError, match="came before anything was cut"):
-        _sequences().attend_plainly(query, query, query, True, 0.0)
+        _session().shard(_batch(), {"tokens": 1, "captions": 0})
+    with pytest.raises(RuntimeError, match="came before anything was sharded"):
+        _session().attend_plainly(query, query, query, True, 0.0)
+    with _session().step(_batch()):
+        _attend(query)
+        with pytest.raises(ValueError, match=r"query has 5 positions, but of the sharded .* holds \{9: 9\}"):
+            _attend(query[:, :, :5])
 
 
-def test_a_loss_of_parts_is_told_from_one_of_the_whole() -> None:
-    sequences = _sequences()
-    with sequences.step(_batch()):
+def test_sequences_of_a_step_are_told_apart_by_length() -> None:
+    session, query = _session(), _query()
+    with session.step(_batch()):
+        session.shard({"text": torch.zeros(2, 5)}, {"text": 1})
+        short = _attend(query[:, :, :5], is_causal=True)
+        whole = _attend(query, is_causal=True)
+        assert torch.equal(session.gather(whole, 2), whole)
+    torch.testing.assert_close(short, _attend(query[:, :, :5], is_causal=True), rtol=0, atol=1e-13)
+    torch.testing.assert_close(whole, _attend(query, is_causal=True), rtol=0, atol=1e-13)
+
+
+def test_generation_within_a_step_attends_to_whole_sequences() -> None:
+    query, mask = _query(), torch.ones(LENGTH, LENGTH).bool()
+    expected = _attend(query, attn_mask=mask)
+    with _session().step(_batch()):
+        _attend(query)
+        with sharded_sequences(None):
+            assert torch.equal(_attend(query, attn_mask=mask), expected)
+
+
+def test_predictions_on_shards_need_a_word_of_the_plan() -> None:
+    for predictions in (1, "whole", None):
+        session = _session(predictions=predictions)
+        with session.step(_batch()) as local:
+            _attend(_query())
+        if predictions is not None:
+            assert session.gather_predictions((local["tokens"], 7))[1] == 7
+            continue
+        with pytest.raises(RuntimeError, match="let its predictions name the dimension of positions"):
+            session.gather_predictions(local["tokens"])
+
+
+def test_loss_of_local_positions_is_refused() -> None:
+    session = _session()
+    with session.step(_batch()):
         _attend(_query())
-    with pytest.raises(RuntimeError, match="training_step returned a loss of this process's positions alone"):
-        sequences.validate_mean_was_taken("training_step")
-    with sequences.step(_batch()):
+    with pytest.raises(RuntimeError, match="training_step returned a loss of local positions alone"):
+        session.validate_mean_was_taken("training_step")
+    with session.step(_batch()):
         _attend(_query())
         assert float(sequence_mean(torch.tensor(6.0), torch.tensor(4))) == 1.5
-    sequences.validate_mean_was_taken("training_step")
-
-
-class _Network(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Identity()
-        self.last = _Pair()
-
-
-class _Pair(nn.Module):
-    def forward(self, hidden: Tensor) -> tuple[Tensor, int]:
-        return hidden, 7
-
-
-def test_plan_is_attached_to_what_exists() -> None:
-    network = _Network()
-    sequences = _sequences(inputs={"first": {"input": 1}}, outputs={"last": 1})
-    handles = attach_plan(network, sequences)
-    assert len(handles) == 2
-    hidden = torch.randn(2, LENGTH, 3)
-    assert network.last(network.first(hidden))[0] is hidden
-    with sequences.step(_batch()):
-        output, other = network.last(network.first(input=hidden))
-        _attend(_query())
-    assert torch.equal(output, hidden)
-    assert other == 7
-    with pytest.raises(ValueError, match="'second' is no submodule of _Network"):
-        attach_plan(network, _sequences(outputs={"second": 1}))
-    with pytest.raises(
-        ValueError, match=r"first takes no argument \['hidden'\], which the plan cuts; it takes \(input"
-    ):
-        attach_plan(network, _sequences(inputs={"first": {"hidden": 1}}, outputs={"last": 1}))
+    session.validate_mean_was_taken("training_step")
