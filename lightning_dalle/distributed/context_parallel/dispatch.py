@@ -176,7 +176,8 @@ def _refuse(name: str, kwargs: dict[str, Any]) -> None:
 def _is_of_interest(func: Any) -> bool:
     """Whether a function is redirected or attends, by its name: kernels of other packages have no more in common."""
     name = _name(func)
-    return name in _REDIRECTED or any(part in name for part in ("attention", "attn", "fmha"))
+    attends = any(part in name for part in ("attention", "attn", "fmha")) and not name.endswith("backward")
+    return attends or name in _REDIRECTED
 
 
 def _name(func: Any) -> str:

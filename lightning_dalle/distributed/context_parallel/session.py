@@ -244,8 +244,7 @@ class ContextParallelSession:
             local = pattern.of_queries(layout.positions(self.groups.rank))
             with sharded_sequences(None):
                 return local.attend(query, key, value)
-        attention = self._attention(layout, pattern)
-        return attention(query, key, value, dropout=dropout, dropout_seed=dropout_seed)
+        return self._attend(layout, pattern, query, key, value, dropout, dropout_seed)
 
     def is_whole(self, query: Tensor) -> bool:
         """Whether attention from a query needs no other process: in unsharded code, and where that is recomputed.
@@ -263,9 +262,8 @@ class ContextParallelSession:
         """
         self._refuse_replicated({"query": (query, -2), "key": (key, -2)})
         layout = self._layout_of_shard(query.shape[-2], f"query has {query.shape[-2]} positions")
-        attention = self._attention(layout, "causal" if is_causal else "bidirectional")
         seed = int(torch.randint(2**63 - 1, ())) if dropout > 0 else 0
-        return attention(query, key, value, dropout=dropout, dropout_seed=seed)
+        return self._attend(layout, "causal" if is_causal else "bidirectional", query, key, value, dropout, seed)
 
     def dropout_factors(self, hidden: Tensor, probability: float) -> Tensor:
         """Return the factors of hidden states: of a position the same, whoever holds it.
@@ -374,9 +372,17 @@ class ContextParallelSession:
 
     # Parts of a step
 
+    def _attend(
+        self, layout: SequenceLayout, rule: Rule, query: Tensor, key: Tensor, value: Tensor, dropout: float, seed: int
+    ) -> Tensor:
+        self._step.has_attended = True
+        attention = self._attention(layout, rule)
+        # Its blocks may be computed by the kernels that are refused elsewhere.
+        with sharded_sequences(None):
+            return attention(query, key, value, dropout=dropout, dropout_seed=seed)
+
     def _attention(self, layout: SequenceLayout, rule: Rule) -> ContextAttention:
         """Return the attention of a layout under a rule, which keeps its schedule of blocks as long as masks allow."""
-        self._step.has_attended = True
         if (layout, rule) not in self._attentions:
             self._attentions[layout, rule] = ContextAttention(
                 layout,
