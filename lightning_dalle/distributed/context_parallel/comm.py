@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, distributed
 from torch.distributed import P2POp, ProcessGroup, Work
 from torch.distributed.device_mesh import init_device_mesh
@@ -127,6 +128,13 @@ class ContextGroups:
     def rank(self) -> int:
         """Rank of this process among them."""
         return 0 if self.context is None else self.context.rank()
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which the processes can reduce."""
+        if self.context is not None and distributed.get_backend(self.context) == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
 
     @property
     def ulysses_degree(self) -> int:

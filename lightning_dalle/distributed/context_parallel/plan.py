@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from torch import Tensor
 
 from lightning_dalle.distributed.context_parallel.layout import LayoutKind
 
@@ -58,6 +60,27 @@ class SequencePlan:
     def __post_init__(self) -> None:
         if not self.batch and not self.inputs:
             raise ValueError("batch and inputs are both empty, but one of them must name what is sharded")
+
+    def masks(self, batch: Any) -> dict[str, Tensor]:
+        """Return document ids and padding mask of a batch, where the plan names them."""
+        masks: dict[str, Tensor] = {}
+        if self.document_ids is not None:
+            masks["document_ids"] = batch[self.document_ids]
+        if self.key_padding_mask is not None:
+            masks["key_padding_mask"] = batch[self.key_padding_mask].bool()
+        return masks
+
+    def validate_batch(self, batch: Any) -> None:
+        """Refuse a batch without the entries that are sharded.
+
+        Raises:
+            ValueError: If one is missing.
+        """
+        is_mapping, is_sequence = isinstance(batch, Mapping), isinstance(batch, Sequence)
+        entries = batch if is_mapping else range(len(batch)) if is_sequence else ()
+        missing = [entry for entry in self.batch if entry not in entries]
+        if missing:
+            raise ValueError(f"the plan shards {missing} of each batch, which this batch does not have")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,13 +1,12 @@
 """Steps of a module that was written for whole sequences, on shards of them."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lightning_dalle.distributed.context_parallel.attention import ContextAttention
@@ -21,7 +20,8 @@ from lightning_dalle.distributed.context_parallel.comm import CommunicationStati
 from lightning_dalle.distributed.context_parallel.dispatch import redirected
 from lightning_dalle.distributed.context_parallel.layout import LayoutKind, SequenceLayout
 from lightning_dalle.distributed.context_parallel.mask import SequenceMask
-from lightning_dalle.distributed.context_parallel.plan import BatchEntry, SequencePlan
+from lightning_dalle.distributed.context_parallel.plan import SequencePlan
+from lightning_dalle.distributed.context_parallel.step_record import StepRecord
 from lightning_dalle.ops.attention.packing import PackedSegments
 from lightning_dalle.ops.attention.patterns import AttentionPattern
 from lightning_dalle.ops.random import dropout_factors
@@ -29,27 +29,6 @@ from lightning_dalle.ops.sharded_sequence import current_shard, sharded_sequence
 
 Batch = TypeVar("Batch")
 Rule = Literal["causal", "bidirectional"] | AttentionPattern | PackedSegments
-
-
-@dataclass
-class _Step:
-    """Record of one step, which its backward pass looks up when it recomputes parts of the forward pass.
-
-    It grows, but what it says of a length never changes: so it does not matter in which order things are recomputed.
-    """
-
-    layouts: dict[int, SequenceLayout] = field(default_factory=dict)
-    whole_lengths: set[int] = field(default_factory=set)
-    masks: dict[str, Tensor] = field(default_factory=dict)
-    redirected_calls: int = 0
-    has_gathered: bool = False
-    has_shards_behind: bool = False
-    has_attended: bool = False
-    has_mean: bool = False
-
-    def note_local_work(self) -> None:
-        """Remember that processes go on with different positions, which concerns the gradients of what was gathered."""
-        self.has_shards_behind = self.has_shards_behind or self.has_gathered
 
 
 class ContextParallelSession:
@@ -95,13 +74,13 @@ class ContextParallelSession:
         self.groups = groups
         self.communication = CommunicationStatistics()
         self._layout_kind: LayoutKind = layout_kind
-        self._step = _Step()
+        self._step = self._new_record({})
         self._attentions: dict[tuple[SequenceLayout, Rule], ContextAttention] = {}
         self._checked_calls = 0
         self._is_timed = False
         self._is_unsharded = False
         if plan.length is not None:
-            self._layout(plan.length)
+            self._step.layout(plan.length)
         if plan.num_heads is not None and plan.num_heads % groups.ulysses_degree:
             raise ValueError(
                 f"num_heads ({plan.num_heads}) must be divisible by the {groups.ulysses_degree} processes that trade "
@@ -119,8 +98,11 @@ class ContextParallelSession:
             RuntimeError: At the end, if sequences were sharded that nothing attended over.
         """
         if self.groups.context is not None:
-            validate_batches_agree(batch, self.groups.context, _device(self.groups.context), everywhere=False)
-        self._step = _Step(masks=self._read_masks(batch))
+            validate_batches_agree(batch, self.groups.context, self.groups.device, everywhere=False)
+        self._step = self._new_record(self.plan.masks(batch))
+        if self._step.masks:
+            # Attention keeps the masks that it was made with, which are those of one batch.
+            self._attentions.clear()
         local = self._shard_batch(batch)
         with self.active():
             yield local
@@ -193,7 +175,7 @@ class ContextParallelSession:
         self._step.note_local_work()
         shards = {}
         for name, tensor in tensors.items():
-            layout = self._step.layouts.setdefault(lengths[name], self._layout(lengths[name]))
+            layout = self._step.add(lengths[name])
             shards[name] = layout.shard(tensor, self.groups.rank, dims[name])
         return shards
 
@@ -204,7 +186,7 @@ class ContextParallelSession:
             ValueError: If no sequence of the step has a shard of that length, or several have.
         """
         what = f"a tensor to gather has {tensor.shape[dim]} positions along dim {dim}"
-        layout = self._layout_of_shard(tensor.shape[dim], what)
+        layout = self._step.layout_of_shard(tensor.shape[dim], what)
         if self.groups.context is None:
             return tensor
         step = self._step
@@ -216,7 +198,7 @@ class ContextParallelSession:
     def positions(self, length: int, device: torch.device | str) -> Tensor:
         """Return the local positions of a sequence."""
         self._step.note_local_work()
-        return self._layout(length).positions(self.groups.rank, device)
+        return self._step.layout(length).positions(self.groups.rank, device)
 
     def mean(self, total: Tensor, count: Tensor) -> Tensor:
         """Return the sum of all processes' totals over that of their counts."""
@@ -239,7 +221,7 @@ class ContextParallelSession:
     ) -> Tensor:
         """Attend under a pattern of text and image, within packed sequences, or to a context that is not sharded."""
         self._step.note_local_work()
-        layout = self._layout(pattern.length)
+        layout = self._step.layout(pattern.length)
         if isinstance(pattern, PackedSegments) and pattern.of_context:
             local = pattern.of_queries(layout.positions(self.groups.rank))
             with sharded_sequences(None):
@@ -261,7 +243,7 @@ class ContextParallelSession:
             ValueError: If query or key are no shards of one sequence of the step.
         """
         self._refuse_replicated({"query": (query, -2), "key": (key, -2)})
-        layout = self._layout_of_shard(query.shape[-2], f"query has {query.shape[-2]} positions")
+        layout = self._step.layout_of_shard(query.shape[-2], f"query has {query.shape[-2]} positions")
         seed = int(torch.randint(2**63 - 1, ())) if dropout > 0 else 0
         return self._attend(layout, "causal" if is_causal else "bidirectional", query, key, value, dropout, seed)
 
@@ -283,69 +265,19 @@ class ContextParallelSession:
 
     # Which sequence a tensor is a shard of
 
-    def _layout(self, length: int) -> SequenceLayout:
-        return SequenceLayout(length, self.groups.size, self._layout_kind)
-
-    def _shard_lengths(self) -> set[int]:
-        """Return the lengths of the shards of all processes, so that they refuse together what is none of theirs."""
-        ranks = range(self.groups.size)
-        return {layout.local_length(rank) for layout in self._step.layouts.values() for rank in ranks}
-
     def _was_whole(self, length: int) -> bool:
-        """Whether so many positions are those of unsharded code, also where it is recomputed outside of `unsharded`."""
-        if not self.is_active:
-            if self._is_unsharded:
-                self._step.whole_lengths.add(length)
-            return True
-        if length not in self._step.whole_lengths:
-            return False
-        is_ambiguous = length in self._shard_lengths()
-        if is_ambiguous and torch._C._current_graph_task_id() != -1:
-            raise ValueError(
-                f"{length} positions are recomputed, which may be a whole sequence or a shard: the step has both; "
-                "pad one of them, or do not recompute the unsharded submodule"
-            )
-        return not is_ambiguous
-
-    def _layouts_with_shard(self, local_length: int) -> list[SequenceLayout]:
-        """Return the layouts of this step whose local shard has a length, and those that are like them on any rank.
-
-        All processes find the same ones of a shard, so that all refuse together.
-        """
-        ranks = range(self.groups.size)
-        layouts = list(self._step.layouts.values())
-        found = [layout for layout in layouts if layout.local_length(self.groups.rank) == local_length]
-        return [
-            layout
-            for layout in layouts
-            if any(layout.local_length(rank) == each.local_length(rank) for each in found for rank in ranks)
-        ]
-
-    def _layout_of_shard(self, local_length: int, what: str) -> SequenceLayout:
-        layouts = self._layouts_with_shard(local_length)
-        if len(layouts) == 1:
-            return layouts[0]
-        if not self._step.layouts:
-            raise RuntimeError(
-                "attention or an output of the plan came before anything was sharded; name in batch or inputs what is"
-            )
-        held = {length: layout.local_length(self.groups.rank) for length, layout in self._step.layouts.items()}
-        if not layouts:
-            raise ValueError(
-                f"{what}, but of the sharded sequences this rank holds {held} (by length); name a submodule that sees "
-                "whole sequences in the plan's unsharded, or call it within sharded_sequences(None)"
-            )
-        raise ValueError(
-            f"{what}, and sequences of lengths {[layout.length for layout in layouts]} have shards of one length, so "
-            "that they cannot be told apart; pad one of them"
-        )
+        if self.is_active:
+            return self._step.was_whole(length)
+        if self._is_unsharded:
+            self._step.whole_lengths.add(length)
+        return True
 
     def _layout_of_hidden(self, hidden: Tensor) -> SequenceLayout | None:
         """Return the layout of hidden states, None if they have no positions or are no shard."""
         dim = self.plan.sequence_dim
         if hidden.dim() <= dim or self._was_whole(hidden.shape[dim]):
             return None
-        if hidden.shape[dim] not in self._shard_lengths():
+        if not self._step.is_shard_of_any(hidden.shape[dim]):
             return None
         if hidden.dim() == dim + 1:
             if self.groups.context is None:
@@ -355,7 +287,7 @@ class ContextParallelSession:
                 "of positions; name the submodule in the plan's unsharded, or add a dimension of features"
             )
         self._refuse_replicated({"hidden states of dropout": (hidden, dim)})
-        return self._layout_of_shard(hidden.shape[dim], f"dropout got {hidden.shape[dim]} positions")
+        return self._step.layout_of_shard(hidden.shape[dim], f"dropout got {hidden.shape[dim]} positions")
 
     def _refuse_replicated(self, tensors: Mapping[str, tuple[Tensor, int]]) -> None:
         """Refuse whole tensors that look like shards, at each call that no step before came to."""
@@ -371,6 +303,9 @@ class ContextParallelSession:
                 )
 
     # Parts of a step
+
+    def _new_record(self, masks: dict[str, Tensor]) -> StepRecord:
+        return StepRecord(self.groups.rank, self.groups.size, self._layout_kind, masks)
 
     def _attend(
         self, layout: SequenceLayout, rule: Rule, query: Tensor, key: Tensor, value: Tensor, dropout: float, seed: int
@@ -402,23 +337,10 @@ class ContextParallelSession:
             return SequenceMask("bidirectional", document_ids=rule.document_ids()[0])
         return SequenceMask(rule, self.plan.prefix_length if rule == "causal" else 0, **self._step.masks)
 
-    def _read_masks(self, batch: Any) -> dict[str, Tensor]:
-        masks: dict[str, Tensor] = {}
-        if self.plan.document_ids is not None:
-            masks["document_ids"] = batch[self.plan.document_ids]
-        if self.plan.key_padding_mask is not None:
-            masks["key_padding_mask"] = batch[self.plan.key_padding_mask].bool()
-        if masks:
-            # Attention keeps the masks that it was made with, which are those of one batch.
-            self._attentions.clear()
-        return masks
-
     def _shard_batch(self, batch: Any) -> Any:
         if not self.plan.batch:
             return batch
-        missing = [entry for entry in self.plan.batch if not _has(batch, entry)]
-        if missing:
-            raise ValueError(f"the plan shards {missing} of each batch, which this batch does not have")
+        self.plan.validate_batch(batch)
         dims = {str(entry): dim for entry, dim in self.plan.batch.items()}
         shards = self.shard({str(entry): batch[entry] for entry in self.plan.batch}, dims)
         local = {entry: shards[str(entry)] for entry in self.plan.batch}
@@ -438,16 +360,3 @@ class ContextParallelSession:
         finally:
             self.communication.step_seconds += time.perf_counter() - start
             self._is_timed = False
-
-
-def _has(batch: Any, entry: BatchEntry) -> bool:
-    if isinstance(batch, Mapping):
-        return entry in batch
-    return isinstance(batch, Sequence) and isinstance(entry, int) and entry < len(batch)
-
-
-def _device(group: distributed.ProcessGroup) -> torch.device:
-    """Return a device on which the group can reduce."""
-    if distributed.get_backend(group) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
