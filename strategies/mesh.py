@@ -19,10 +19,10 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from lightning_dalle.distributed.context_parallel.hooks import align_generators, attach_plan, validate_batches_agree
+from lightning_dalle.distributed.context_parallel.collectives import validate_batches_agree
+from lightning_dalle.distributed.context_parallel.hooks import align_generators, attach_plan
 from lightning_dalle.distributed.context_parallel.plan import ContextParallelConfig
 from lightning_dalle.distributed.context_parallel.session import ContextParallelSession
 from lightning_dalle.distributed.gradients import GradientSynchronizer, MeanGradients
@@ -294,11 +294,7 @@ class MeshStrategy(ModelParallelStrategy):
     def predict_step(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Forward, with predictions gathered on each process of a context group where the plan says so."""
         predictions = self._step("predict_step", super().predict_step, batch, *args, **kwargs)
-        session = self.session
-        if session is None or session.plan.predictions is None:
-            return predictions
-        dim = session.plan.predictions
-        return tree_map(lambda part: session.gather(part, dim) if isinstance(part, Tensor) else part, predictions)
+        return predictions if self.session is None else self.session.gather_predictions(predictions)
 
     def _step(self, name: str, step: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
         if self.session is None:

@@ -18,10 +18,10 @@ def keyed_generator(key: tuple[int, ...], device: torch.device | str = "cpu") ->
 
 
 def check_seed(seed: int) -> int:
-    """The seed, if it can key a generator.
+    """Return the seed if it can key a generator.
 
     Raises:
-        ValueError: it is negative.
+        ValueError: If it is negative.
     """
     if seed < 0:
         raise ValueError(f"seed ({seed}) must be at least 0: it is mixed with epoch and index as unsigned words")
@@ -29,7 +29,7 @@ def check_seed(seed: int) -> int:
 
 
 def keyed_numpy_generator(*key: int) -> np.random.Generator:
-    """A generator whose stream depends on the key alone; streams of different keys are independent.
+    """Return a generator whose stream depends on the key alone; streams of different keys are independent.
 
     Args:
         key: Numbers of at least 0, such as (seed, epoch, index, purpose).
@@ -51,7 +51,7 @@ def dropout_factors(
     keys: Int[Tensor, "..."],
     dtype: torch.dtype,
 ) -> Float[Tensor, "..."]:
-    """0 with probability `dropout`, else 1 / (1 - dropout), for pairs of positions that are broadcast together.
+    """Return 0 with probability `dropout`, else 1 / (1 - dropout), for pairs of positions that are broadcast together.
 
     Each factor is a hash of the seed, the number of the sequence (one for each head), the query and the key. So it is
     the same whatever tiles the attention is computed in, and a backward pass draws it again instead of keeping it.
@@ -60,15 +60,15 @@ def dropout_factors(
         dropout: Probability, in [0, 1).
         seed: Any integer of 64 bits, signed.
     """
-    state = _mix(torch.tensor(seed, device=queries.device) + (sequences + 1) * _INCREMENT)
-    state = _mix(state + (queries + 1) * _INCREMENT)
-    state = _mix(state + (keys + 1) * _INCREMENT)
+    state = mix_bits(torch.tensor(seed, device=queries.device) + (sequences + 1) * _INCREMENT)
+    state = mix_bits(state + (queries + 1) * _INCREMENT)
+    state = mix_bits(state + (keys + 1) * _INCREMENT)
     threshold = round(dropout * 2**64) - 2**63
     return (state >= threshold).to(dtype).div_(1 - dropout)
 
 
-def _mix(state: Tensor) -> Tensor:
-    """Scrambles all 64 bits, one to one; products wrap around."""
+def mix_bits(state: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """Return integers of 64 bits with all bits scrambled, one to one; products wrap around."""
     for shift, multiplier in zip(_SHIFTS, (*_MULTIPLIERS, 1), strict=True):
         # Shifted in zeros: torch's shift of a negative number would copy the sign.
         state = ((state >> shift) & ((1 << (64 - shift)) - 1)).bitwise_xor_(state).mul_(multiplier)

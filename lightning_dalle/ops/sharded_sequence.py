@@ -1,4 +1,4 @@
-"""Sharded sequences seen from code that is written for whole ones."""
+"""Access to sharded sequences for code that is written for whole ones."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from lightning_dalle.ops.attention.patterns import AttentionPattern
 
 
 class SequenceShard(Protocol):
-    """What knows the rest of a sequence of which this process holds a part."""
+    """Local shard of a sequence, which knows the shards of the other processes."""
 
     def attend(
         self,
@@ -24,15 +24,15 @@ class SequenceShard(Protocol):
         dropout: float,
         dropout_seed: int,
     ) -> Tensor:
-        """Attention of the own positions to those of all processes."""
+        """Attend from the local positions to those of all processes."""
         ...
 
     def positions(self, length: int, device: torch.device | str) -> Tensor:
-        """The own positions of a sequence."""
+        """Return the local positions of a sequence."""
         ...
 
     def mean(self, total: Tensor, count: Tensor) -> Tensor:
-        """The sum of all processes' totals over that of their counts."""
+        """Return the sum of all processes' totals over that of their counts."""
         ...
 
 
@@ -41,14 +41,14 @@ _current: list[SequenceShard | None] = [None]
 
 
 def current_shard() -> SequenceShard | None:
-    """The cut that holds at the moment; None where sequences are whole."""
+    """Return the innermost shard that `sharded_sequences` made current; None where sequences are whole."""
     return _current[-1]
 
 
 @contextmanager
-def sharded_sequences(cut: SequenceShard | None) -> Iterator[None]:
-    """Sequences are cut in this way within, or whole in spite of a cut around it, as generation needs them."""
-    _current.append(cut)
+def sharded_sequences(shard: SequenceShard | None) -> Iterator[None]:
+    """Shard sequences within; with None they are whole, whatever is sharded around it, as generation needs them."""
+    _current.append(shard)
     try:
         yield
     finally:
@@ -56,16 +56,16 @@ def sharded_sequences(cut: SequenceShard | None) -> Iterator[None]:
 
 
 def local_positions(length: int, device: torch.device | str = "cpu") -> Int[Tensor, " local"]:
-    """Positions of a sequence that this process holds, in their order: all of them where sequences are whole."""
-    cut = current_shard()
-    return torch.arange(length, device=device) if cut is None else cut.positions(length, device)
+    """Return the positions of a sequence that this process holds, in their order: all where sequences are whole."""
+    shard = current_shard()
+    return torch.arange(length, device=device) if shard is None else shard.positions(length, device)
 
 
 def sequence_mean(total: Float[Tensor, "*shape"], count: Num[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:
-    """A sum over positions divided by their number; those of the whole sequence where it is cut.
+    """Return a sum over positions divided by their number, both of the whole sequence where it is sharded.
 
-    A loss over a cut sequence is to be written with it: a mean of the processes' own means weighs them wrongly. Under a
-    cut all processes of its group must call it.
+    Write the loss of a sharded sequence with it: a mean of the processes' means weighs them wrongly. All processes that
+    share the sequence must call it.
 
     Args:
         count: May be 0, which gives 0 for a sum of nothing.
@@ -77,5 +77,5 @@ def sequence_mean(total: Float[Tensor, "*shape"], count: Num[Tensor, "*#shape"])
         >>> sequence_mean(total, (labels != -100).sum())
         tensor(0.6931)
     """
-    cut = current_shard()
-    return total / count.clamp(min=1) if cut is None else cut.mean(total, count)
+    shard = current_shard()
+    return total / count.clamp(min=1) if shard is None else shard.mean(total, count)

@@ -5,7 +5,6 @@ import os
 from functools import partial
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +12,7 @@ from lightning_dalle import ContextParallelStrategy, TextToImageModule
 from tests.distributed.toy_module import trainer_of
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
+from tests.rounding import assert_only_rounded
 from tests.unit.lightning_modules.tiny_text_to_image import NETWORK, TRAINING, loader, tiny_module
 
 pytestmark = LIGHTNING_WARNINGS
@@ -43,12 +43,14 @@ def _count_logits(name: str, _: nn.Module, args: Any, logits: Tensor) -> None:
     LOGITS[name] = logits.shape[1]
 
 
-def _fit(strategy: Any, devices: int) -> dict[str, Any]:
+def _fit(strategy: Any, devices: int, double: bool = False) -> dict[str, Any]:
     # Row, column and convolution, with dropout, and random disturbances keyed by the share of the data.
     network = dataclasses.replace(NETWORK, attention_dropout=0.1, activation_checkpointing=True)
     training = dataclasses.replace(TRAINING, image_token_noise=0.2)
     module = tiny_module(network=network, training=training)
     module.__class__ = _Recorded
+    if double:
+        module.network.double()
     LOSSES.clear()
     torch.manual_seed(1)
     trainer = trainer_of(devices, strategy, limit_val_batches=1)
@@ -64,12 +66,12 @@ def _fit_on_rank(rank: int) -> list[dict[str, Any]]:
 
 
 def test_text_to_image_trains_as_on_one_process() -> None:
-    expected = _fit("auto", 1)
+    expected, exact = _fit("auto", 1), _fit("auto", 1, double=True)
     by_rank = run_ranks(_fit_on_rank, 2, timeout=120)
     for answers in by_rank:
         for answer in answers:
-            assert answer["losses"] == pytest.approx(expected["losses"], abs=1e-5)
-            assert answer["validated"] == pytest.approx(expected["validated"], abs=1e-5)
+            for name in ("losses", "validated"):
+                assert_only_rounded({name: answer[name]}, {name: expected[name]}, {name: exact[name]})
             assert torch.equal(answer["predicted"], expected["predicted"])
     # Each position's logits are computed by one rank.
     for first, second in zip(*by_rank, strict=True):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, distributed
 from torch.distributed import P2POp, ProcessGroup, Work
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,7 +19,7 @@ class CommunicationStatistics:
         bytes_sent: Payload.
         attention_seconds: Time spent in blocks of attention.
         waiting_seconds: Time spent waiting for messages that had not arrived when they were needed.
-        communication_seconds: From the start of each message to its arrival, or to when it was asked for if that is later.
+        communication_seconds: From the start of each message to its arrival, or to when it was awaited if later.
         step_seconds: Time spent in forward and backward passes.
     """
 
@@ -39,6 +40,16 @@ class CommunicationStatistics:
         start = time.perf_counter()
         yield
         self.attention_seconds += time.perf_counter() - start
+
+    @contextmanager
+    def waiting(self, bytes_sent: int) -> Iterator[None]:
+        """Count the time within as communication that nothing overlaps."""
+        start = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - start
+        self.waiting_seconds += seconds
+        self.communication_seconds += seconds
+        self.bytes_sent += bytes_sent
 
     def __sub__(self, other: "CommunicationStatistics") -> "CommunicationStatistics":
         """Return what came after `other`, an earlier copy of the same counters."""
@@ -119,6 +130,13 @@ class ContextGroups:
         return 0 if self.context is None else self.context.rank()
 
     @property
+    def device(self) -> torch.device:
+        """Device on which the processes can reduce."""
+        if self.context is not None and distributed.get_backend(self.context) == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    @property
     def ulysses_degree(self) -> int:
         """Number of processes among which heads are divided."""
         return 1 if self.ulysses is None else self.ulysses.size()
@@ -131,7 +149,8 @@ def init_context_groups(
 
     Args:
         context_parallel_degree: Must divide `world_size`.
-        ulysses_degree: Neighbours that trade positions for heads; must divide `context_parallel_degree`. The rest is rings.
+        ulysses_degree: Neighbours that trade positions for heads; must divide `context_parallel_degree`. Rings take the
+            rest.
     """
     if context_parallel_degree == 1:
         return ContextGroups()

@@ -1,22 +1,21 @@
-"""A plan attached to a module by hooks, and what processes must have in common before they share a sequence."""
+"""A plan attached to a module by hooks, and generators that draw alike on all processes of a context group."""
 
-import hashlib
 import inspect
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from lightning_dalle.distributed.context_parallel.session import ContextParallelSession
 
 
 def attach_plan(module: nn.Module, session: ContextParallelSession) -> list[RemovableHandle]:
-    """Register hooks that shard the plan's inputs and gather its outputs while sequences are sharded, and do nothing otherwise.
+    """Register hooks that carry out the plan while sequences are sharded, and do nothing otherwise.
 
     Raises:
         ValueError: If the plan names a submodule or an argument that does not exist.
@@ -32,6 +31,8 @@ def attach_plan(module: nn.Module, session: ContextParallelSession) -> list[Remo
         handles.append(part.register_forward_pre_hook(hook, with_kwargs=True))
     for name, dim in session.plan.outputs.items():
         handles.append(_submodule(module, name).register_forward_hook(partial(_gather_output, session, dim)))
+    for name in session.plan.unsharded:
+        handles += _run_unsharded(_submodule(module, name), session)
     return handles
 
 
@@ -67,22 +68,19 @@ def _gather_output(session: ContextParallelSession, dim: int, _: nn.Module, args
     return session.gather(first, dim), *others
 
 
-def validate_batches_agree(batch: Any, group: ProcessGroup, device: torch.device) -> None:
-    """Refuse batches that differ within the group; all processes of the world must call it.
+def _run_unsharded(submodule: nn.Module, session: ContextParallelSession) -> list[RemovableHandle]:
+    """Make sequences whole during the forward pass of a submodule, which may call itself."""
+    entered: list[ExitStack] = []
 
-    Raises:
-        ValueError: On all processes, if they differ in any group.
-    """
-    digest = torch.tensor([_digest(batch)], dtype=torch.int64, device=device)
-    extremes = torch.cat([digest, -digest])
-    distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX, group=group)
-    differs = (extremes[0] != -extremes[1]).to(torch.int64)
-    distributed.all_reduce(differs, op=distributed.ReduceOp.MAX)
-    if differs:
-        raise ValueError(
-            "the processes of a context group got different batches, but share one sequence; draw augmentations by "
-            "sample instead of by rank or worker, and samplers by trainer.distributed_sampler_kwargs"
-        )
+    def enter(_: nn.Module, args: Any) -> None:
+        entered.append(ExitStack())
+        if session.is_active:
+            entered[-1].enter_context(session.unsharded())
+
+    def leave(_: nn.Module, args: Any, output: Any) -> None:
+        entered.pop().close()
+
+    return [submodule.register_forward_pre_hook(enter), submodule.register_forward_hook(leave, always_call=True)]
 
 
 def align_generators(group: ProcessGroup, device: torch.device) -> None:
@@ -95,15 +93,3 @@ def align_generators(group: ProcessGroup, device: torch.device) -> None:
         # Its own state has another form; a fresh one of the same seed serves as well.
         torch.cuda.manual_seed(int(seed))
     torch.set_rng_state(state.cpu())
-
-
-def _digest(batch: Any) -> int:
-    """Hash all tensors, numbers and texts."""
-    digest = hashlib.blake2b(digest_size=8)
-    for leaf in tree_leaves(batch):
-        if isinstance(leaf, Tensor):
-            digest.update(repr(tuple(leaf.shape)).encode())
-            digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(leaf, bool | int | float | str | bytes):
-            digest.update(repr(leaf).encode())
-    return int.from_bytes(digest.digest(), "big") >> 1

@@ -1,8 +1,10 @@
 """Settings of context parallelism: how sequences are sharded, and where in a module."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+from torch import Tensor
 
 from lightning_dalle.distributed.context_parallel.layout import LayoutKind
 
@@ -21,17 +23,21 @@ class SequencePlan:
     | `inputs` of a first layer | nothing | of `local_positions` | `sequence_mean` |
     | entries of the `batch` | nothing | entries of the batch, made of whole sequences | `sequence_mean` |
 
-    Attention is redirected where the module calls `attend` or `torch.nn.functional.scaled_dot_product_attention`.
+    Attention is redirected where the module calls `attend` or `torch.nn.functional.scaled_dot_product_attention`. A
+    tensor is taken for a shard of the sequence whose shard has as many positions.
 
     Args:
         batch: Entries of each step's batch that are sharded, and their dimension.
         inputs: Arguments of submodules that are sharded, by the submodule's name and the argument's.
         outputs: Submodules whose output is gathered along a dimension.
-        predictions: Dimension along which the result of `predict_step` is gathered.
+        unsharded: Submodules that see whole tensors in between, such as those of captions, and attend and drop out
+            locally; each of their inputs is the same on all processes.
+        predictions: Dimension along which the result of `predict_step` is gathered; "whole" says that it has no
+            positions. Must be given where `predict_step` runs on shards that `outputs` does not gather.
         document_ids: Entry of the batch with the number of the packed document of each position, [batch, length].
         key_padding_mask: Entry of the batch that is False where a position is padding, which nobody attends to.
         prefix_length: Number of first positions that all positions attend to, where attention is causal.
-        sequence_dim: Dimension of positions in hidden states, which dropout needs to know.
+        sequence_dim: Dimension of positions in the hidden states that dropout gets.
         length: Length of the sequences, where it is always the same.
         num_heads: Smallest number of heads of queries, keys or values, where it is known.
 
@@ -42,7 +48,8 @@ class SequencePlan:
     batch: Mapping[BatchEntry, int] = field(default_factory=dict)
     inputs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     outputs: Mapping[str, int] = field(default_factory=dict)
-    predictions: int | None = None
+    unsharded: Sequence[str] = ()
+    predictions: int | Literal["whole"] | None = None
     document_ids: BatchEntry | None = None
     key_padding_mask: BatchEntry | None = None
     prefix_length: int = 0
@@ -53,6 +60,27 @@ class SequencePlan:
     def __post_init__(self) -> None:
         if not self.batch and not self.inputs:
             raise ValueError("batch and inputs are both empty, but one of them must name what is sharded")
+
+    def masks(self, batch: Any) -> dict[str, Tensor]:
+        """Return document ids and padding mask of a batch, where the plan names them."""
+        masks: dict[str, Tensor] = {}
+        if self.document_ids is not None:
+            masks["document_ids"] = batch[self.document_ids]
+        if self.key_padding_mask is not None:
+            masks["key_padding_mask"] = batch[self.key_padding_mask].bool()
+        return masks
+
+    def validate_batch(self, batch: Any) -> None:
+        """Refuse a batch without the entries that are sharded.
+
+        Raises:
+            ValueError: If one is missing.
+        """
+        is_mapping, is_sequence = isinstance(batch, Mapping), isinstance(batch, Sequence)
+        entries = batch if is_mapping else range(len(batch)) if is_sequence else ()
+        missing = [entry for entry in self.batch if entry not in entries]
+        if missing:
+            raise ValueError(f"the plan shards {missing} of each batch, which this batch does not have")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Means over whole sequences, positions of a process, and the place where a cut takes them over."""
+"""Means over whole sequences, local positions, and the shard that takes them over."""
 
 import torch
 from torch import Tensor
@@ -28,10 +28,10 @@ def test_mean_of_nothing_is_nothing() -> None:
     torch.testing.assert_close(totals.grad, torch.tensor([1 / 3, 1.0]))
 
 
-def test_a_cut_takes_over_until_sequences_are_whole_again() -> None:
-    pattern, query, cut = AttentionPattern("row", 3, 2, 2), torch.ones(1, 1, 7, 2), _Recorder()
-    with sharded_sequences(cut):
-        assert current_shard() is cut
+def test_shard_takes_over_until_sequences_are_whole_again() -> None:
+    pattern, query, shard = AttentionPattern("row", 3, 2, 2), torch.ones(1, 1, 7, 2), _Recorder()
+    with sharded_sequences(shard):
+        assert current_shard() is shard
         assert not attend(query[:, :, :4], query[:, :, :4], query[:, :, :4], pattern).any()
         assert float(sequence_mean(torch.tensor(4.0), torch.tensor(2))) == 6
         assert local_positions(5).tolist() == [0, 2, 4]
