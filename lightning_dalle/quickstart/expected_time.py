@@ -21,7 +21,7 @@ TYPICAL_SECONDS: dict[str, dict[str, float]] = {
         "tokenizer": 2,
         "discrete_vae": 51,
         "contrastive": 174,
-        "text_to_image": 1118,
+        "text_to_image": 783,
         "pictures": 40,
         "report": 1,
     },
