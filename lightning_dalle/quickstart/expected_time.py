@@ -18,17 +18,17 @@ TYPICAL_SECONDS: dict[str, dict[str, float]] = {
         "report": 2,
     },
     "shapes": {
-        "tokenizer": 2,
-        "discrete_vae": 51,
-        "contrastive": 174,
-        "text_to_image": 1118,
-        "pictures": 40,
+        "tokenizer": 3,
+        "discrete_vae": 36,
+        "contrastive": 114,
+        "text_to_image": 535,
+        "pictures": 30,
         "report": 1,
     },
     "animated-emoji": {"tokenizer": 31, "video_dit": 605, "pictures": 60, "report": 1},
     "moving-shapes": {"tokenizer": 2, "video_dit": 1433, "pictures": 60, "report": 1},
 }
-"""Of training timed on a machine like `REFERENCE`, of drawing estimated. A stage
+"""Of training timed on a machine like `REFERENCE`; of drawing estimated, for shapes timed. A stage
 of training is compared with them and never told from them."""
 
 REFERENCE = MachineSpeed(cores=2, core_share=1.0, core_gflops=50.0, fast_bfloat16=False, load=2.0)
