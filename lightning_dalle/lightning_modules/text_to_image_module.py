@@ -45,7 +45,8 @@ class TextToImageModule(LightningModule):
 
     Args:
         discrete_vae: The frozen image tokenizer: path of a `DiscreteVAEModule` checkpoint, or a network, as
-            `load_openai_discrete_vae` gives it. A configuration builds one whose weights a checkpoint of this module is to bring.
+            `load_openai_discrete_vae` gives it. A configuration builds one whose weights a checkpoint of this module is
+            to bring.
         tokenizer: Path of a tokenizer file, or its JSON text.
 
     Raises:

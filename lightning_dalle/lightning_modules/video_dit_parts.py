@@ -104,8 +104,8 @@ def check_agreement(
     grid = token_grid(autoencoder.latent_grid(*training.clip_size), network.patch_size)
     if grid != network.rotary.original_max_position_embeddings:
         raise ValueError(
-            f"original_max_position_embeddings {network.rotary.original_max_position_embeddings} must be {grid}, the tokens of clips of clip_size "
-            f"{training.clip_size}"
+            f"original_max_position_embeddings {network.rotary.original_max_position_embeddings} must be {grid}, "
+            f"the tokens of clips of clip_size {training.clip_size}"
         )
     if training.first_frame_share > 0 and network.patch_size[0] != 1:
         raise ValueError(

@@ -33,8 +33,8 @@ Prediction = Literal["velocity", "clean"]
 class VideoDiTConfig:
     """Sizes of a `VideoDiT`; the defaults are those of Wan 2.1's smaller network, 1.4e9 parameters.
 
-    That network's positions are `RotaryGridConfig(original_max_position_embeddings=(21, 30, 52), axis_dims=(44, 42, 42))`: 81 frames of
-    480 x 832 pixels, 4 x 8 x 8 of which make a latent.
+    That network's positions are `RotaryGridConfig(original_max_position_embeddings=(21, 30, 52),
+    axis_dims=(44, 42, 42))`: 81 frames of 480 x 832 pixels, 4 x 8 x 8 of which make a latent.
 
     Args:
         patch_size: Values of the grid along time, height and width that make a token.
@@ -245,9 +245,9 @@ class VideoDiT(nn.Module):
         ):
             if policies is None and now > trained and isinstance(policy, Direct):
                 raise ValueError(
-                    f"{axis} has {now} tokens, more than the {trained} of original_max_position_embeddings; choose policies for time, "
-                    "height and width, such as ('riflex', 'ntk_aware', 'ntk_aware'), or 'direct' for positions as "
-                    "they are"
+                    f"{axis} has {now} tokens, more than the {trained} of original_max_position_embeddings; "
+                    "choose policies for time, height and width, such as ('riflex', 'ntk_aware', 'ntk_aware'), "
+                    "or 'direct' for positions as they are"
                 )
         return grid
 

@@ -90,8 +90,8 @@ class RotaryGridConfig:
         axis_dims: Features of a head that each axis turns; None is 1/4, 3/8, 3/8 of the head.
         base: Of each axis's frequencies, which start anew from the highest on each.
         coordinate_scale: What coordinates are multiplied with.
-        policies: In force in training, for grids that differ from `original_max_position_embeddings`: objects, kinds, or mappings of a kind
-            and its fields.
+        policies: In force in training, for grids that differ from `original_max_position_embeddings`: objects,
+            kinds, or mappings of a kind and its fields.
 
     Raises:
         ValueError: If a value is out of range, or a policy for time stands on another axis.

@@ -29,7 +29,8 @@ def judge(folder: RunFolder, data: CaptionedDataModule, sampling: Sampling) -> N
     """Draw pictures or clips, measure, and leave them and the scores in the folder.
 
     Raises:
-        TypeError: If a recipe has other data than OpenMojiDataModule, CaptionedShapesDataModule, MovingShapesDataModule or AnimatedEmojiDataModule.
+        TypeError: If a recipe has other data than OpenMojiDataModule, CaptionedShapesDataModule,
+            MovingShapesDataModule or AnimatedEmojiDataModule.
     """
     reconstructed: dict[str, Tensor] = {}
     if isinstance(data, MovingShapesDataModule):

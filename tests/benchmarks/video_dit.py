@@ -52,8 +52,8 @@ def step_table(sizes: VideoSizes) -> Table:
     config = sizes.config
     table = Table(
         "One training step",
-        f"Width {config.width}, depth {config.depth}, {sizes.batch} clips of {config.rotary.original_max_position_embeddings} tokens each, "
-        "fp32.",
+        f"Width {config.width}, depth {config.depth}, {sizes.batch} clips of "
+        f"{config.rotary.original_max_position_embeddings} tokens each, fp32.",
         ("network", "ms", "ours is faster by", "goal", "MB saved for the backward pass"),
     )
     clips, times, text = _inputs(sizes)

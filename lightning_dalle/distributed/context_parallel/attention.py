@@ -59,7 +59,8 @@ class ContextAttention:
         ulysses_degree, head_rank = (1, 0) if ulysses_group is None else (ulysses_group.size(), ulysses_group.rank())
         if layout.num_ranks != self.ring.size * ulysses_degree:
             raise ValueError(
-                f"layout has {layout.num_ranks} ranks, but ring_group has {self.ring.size} and ulysses_group {ulysses_degree}"
+                f"layout has {layout.num_ranks} ranks, but ring_group has {self.ring.size} "
+                f"and ulysses_group {ulysses_degree}"
             )
         mask.check_length(layout.length)
         self._mask = mask

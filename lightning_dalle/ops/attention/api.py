@@ -29,7 +29,7 @@ def attend(
 ) -> Float[Tensor, "batch heads queries head_dim"]:
     """Softmax attention of a whole sequence under `pattern`, scores scaled by `head_dim ** -0.5`.
 
-    Within `sharded_sequences`, of this process's positions to those of all processes; `pattern` is still that of the whole.
+    Within `sharded_sequences`, of the positions of this process to those of all; `pattern` is still that of the whole.
     Text and image keys share one softmax (paper, section 2.2). Of all but short sequences, only what the pattern
     shows is computed, and no score or mask of the whole is built. Gradients flow once: they cannot be differentiated
     again.

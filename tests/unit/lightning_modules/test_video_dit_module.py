@@ -235,7 +235,8 @@ def test_checkpoint_of_other_positions_is_refused(changes: dict[str, Any], messa
         (
             {"training": dataclasses.replace(TRAINING, clip_size=(6, 8, 8))},
             ValueError,
-            r"original_max_position_embeddings \(4, 2, 2\) must be \(6, 2, 2\), the tokens of clips of clip_size \(6, 8, 8\)",
+            r"original_max_position_embeddings \(4, 2, 2\) must be \(6, 2, 2\), "
+            r"the tokens of clips of clip_size \(6, 8, 8\)",
         ),
         (
             {

@@ -137,6 +137,7 @@ def test_pictures_of_other_data_cannot_be_judged(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Models, "load", lambda folder: fake_models(lambda caption: torch.zeros(3, 8, 8), [], 192))
     with pytest.raises(
         TypeError,
-        match="data \\(object\\) must be OpenMojiDataModule, CaptionedShapesDataModule, MovingShapesDataModule or AnimatedEmojiDataModule",
+        match="data \\(object\\) must be OpenMojiDataModule, CaptionedShapesDataModule, MovingShapesDataModule or "
+        "AnimatedEmojiDataModule",
     ):
         judge(RunFolder(tmp_path), object(), Sampling())  # type: ignore[arg-type]
