@@ -61,6 +61,8 @@ if TYPE_CHECKING:
         VideoAutoencoder as VideoAutoencoder,
     )
     from lightning_dalle.models.video_dit import VideoDiT as VideoDiT, VideoDiTConfig as VideoDiTConfig
+    from lightning_dalle.ops.attention.api import attend as attend
+    from lightning_dalle.ops.attention.packing import PackedSegments as PackedSegments
     from lightning_dalle.ops.attention.patterns import AttentionPattern as AttentionPattern
     from lightning_dalle.ops.rope import RotaryGridConfig as RotaryGridConfig
     from lightning_dalle.ops.sharded_sequence import (
@@ -108,6 +110,7 @@ _MODULE_OF = {
     "Muon": "lightning_dalle.optim",
     "OpenClipTextEncoder": "lightning_dalle.models.text_encoders",
     "OpenMojiDataModule": "lightning_dalle.data.emoji.openmoji",
+    "PackedSegments": "lightning_dalle.ops.attention.packing",
     "PerBlockGradientScaling": "lightning_dalle.plugins",
     "PixelAutoencoder": "lightning_dalle.models.video_autoencoder",
     "PowerSGD": "lightning_dalle.distributed.powersgd.compressor",
@@ -130,6 +133,7 @@ _MODULE_OF = {
     "VideoDiTModule": "lightning_dalle.lightning_modules.video_dit_module",
     "VideoDiTTrainingConfig": "lightning_dalle.lightning_modules.video_dit_training",
     "VideoSamples": "lightning_dalle.callbacks",
+    "attend": "lightning_dalle.ops.attention.api",
     "consolidate_checkpoint": "lightning_dalle.strategies",
     "load_openai_discrete_vae": "lightning_dalle.models.openai_checkpoint",
     "local_positions": "lightning_dalle.ops.sharded_sequence",

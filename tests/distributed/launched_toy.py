@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from tests.distributed.toy_module import Toy, batches, powersgd_strategy, trainer_of, whole_state
 
 NUM_BATCHES = 3
-FULL_RANK: dict[str, Any] = {"shard_size": 1, "matrix_approximation_rank": 99, "min_compression_rate": -9.0}
+FULL_RANK: dict[str, Any] = {"shard_size": 1, "matrix_approximation_rank": 99, "min_compression_rate": 0.0}
 
 
 class LaunchedToy(Toy):

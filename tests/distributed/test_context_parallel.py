@@ -12,7 +12,7 @@ from tests.ranks import run_ranks
 from tests.rounding import assert_only_rounded, joined
 
 pytestmark = LIGHTNING_WARNINGS
-FULL_RANK = PowerSGDConfig(matrix_approximation_rank=99, min_compression_rate=-9.0)
+FULL_RANK = PowerSGDConfig(matrix_approximation_rank=99, min_compression_rate=0.0)
 ACCUMULATED: dict[str, Any] = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
 Case = tuple[dict[str, Any], type[LayerSharded], dict[str, Any], dict[str, Any]]
 

@@ -54,7 +54,7 @@ def _train(rank: int, world_size: int, shard_size: int, kind: type[_Counting], o
     os.environ["LOCAL_RANK"] = str(rank)
     module = kind()
     strategy = powersgd_strategy(
-        shard_size=shard_size, matrix_approximation_rank=2, min_compression_rate=0.0, overlap=overlap
+        shard_size=shard_size, matrix_approximation_rank=2, min_compression_rate=1.0, overlap=overlap
     )
     loader = batches(8, rank, world_size, torch.float64)
     trainer_of(world_size, strategy, **OPTIONS).fit(module, loader, loader)

@@ -24,7 +24,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "empty": (0, 5),
     "excluded": (20, 20),
 }
-NEVER_TOO_COSTLY = -9.0
+NEVER_TOO_COSTLY = 0.0
 
 
 def _gradients(rank: int, number: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:

@@ -12,7 +12,7 @@ from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 
 pytestmark = LIGHTNING_WARNINGS
-FULL_RANK: dict[str, Any] = {"matrix_approximation_rank": 99, "min_compression_rate": -9.0}
+FULL_RANK: dict[str, Any] = {"matrix_approximation_rank": 99, "min_compression_rate": 0.0}
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"accumulate_grad_batches": 2},

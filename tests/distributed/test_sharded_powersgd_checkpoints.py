@@ -26,7 +26,7 @@ from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
 
 pytestmark = LIGHTNING_WARNINGS
-LOW_RANK: dict[str, Any] = {"matrix_approximation_rank": 1, "min_compression_rate": 0.0}
+LOW_RANK: dict[str, Any] = {"matrix_approximation_rank": 1, "min_compression_rate": 1.0}
 HALF = 4
 
 
@@ -124,7 +124,7 @@ def test_one_file_is_read_on_one_device(saved: tuple[Path, list[Any]], tmp_path:
 def _resume_from_file(rank: int, file: Path) -> Any:
     """Resume as a replica each, then as shards."""
     return [
-        _resume(rank, 2, {"matrix_approximation_rank": 99, "min_compression_rate": -9.0, "shard_size": size}, file)
+        _resume(rank, 2, {"matrix_approximation_rank": 99, "min_compression_rate": 0.0, "shard_size": size}, file)
         for size in (1, 2)
     ]
 

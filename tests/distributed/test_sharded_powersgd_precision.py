@@ -39,7 +39,7 @@ def _run(rank: int, world_size: int, shard_size: int, plugin: str) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     torch.manual_seed(0)
     module = _Scaled() if plugin == "scaled" else Toy(torch.float32)
-    strategy = powersgd_strategy(shard_size=shard_size, matrix_approximation_rank=2, min_compression_rate=0.0)
+    strategy = powersgd_strategy(shard_size=shard_size, matrix_approximation_rank=2, min_compression_rate=1.0)
     scaling = PerBlockGradientScaling(Block, "float16", initial_scale=2.0**8)
     options: dict[str, Any] = {"plugins": scaling} if plugin == "scaled" else {"precision": plugin}
     trainer = trainer_of(world_size, strategy, gradient_clip_val=1.0, **options)
@@ -86,7 +86,7 @@ def _with_one_scale(rank: int, strategy: MeshStrategy, module: Toy, num_batches:
 
 def _one_scale_and_error_feedback(rank: int) -> None:
     with pytest.raises(ValueError, match="scales the whole loss"):
-        _with_one_scale(rank, powersgd_strategy(shard_size=1, min_compression_rate=0.0), Toy(torch.float32), 1)
+        _with_one_scale(rank, powersgd_strategy(shard_size=1, min_compression_rate=1.0), Toy(torch.float32), 1)
 
 
 def test_one_scale_for_the_whole_loss_is_refused_where_there_is_error_feedback() -> None:
@@ -95,7 +95,7 @@ def test_one_scale_for_the_whole_loss_is_refused_where_there_is_error_feedback()
 
 ONE_SCALE: dict[str, MeshStrategy] = {
     "compressed, without error feedback": powersgd_strategy(
-        shard_size=1, matrix_approximation_rank=2, min_compression_rate=0.0, error_feedback=False
+        shard_size=1, matrix_approximation_rank=2, min_compression_rate=1.0, error_feedback=False
     ),
     "one replica, so that nothing is compressed": powersgd_strategy(shard_size=2),
     "replicated": MeshStrategy(),

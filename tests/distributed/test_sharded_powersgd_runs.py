@@ -77,7 +77,7 @@ class _Spoiled(Toy):
 def _spoiled_run(rank: int, world_size: int, shard_size: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = _Spoiled(spoil=rank == 1)
-    strategy = powersgd_strategy(shard_size=shard_size, matrix_approximation_rank=2, min_compression_rate=0.0)
+    strategy = powersgd_strategy(shard_size=shard_size, matrix_approximation_rank=2, min_compression_rate=1.0)
     trainer = trainer_of(world_size, strategy, gradient_clip_val=1.0)
     loader = batches(5, rank, world_size, torch.float64)
     trainer.fit(module, loader, loader)
@@ -111,7 +111,7 @@ def _own_plan(rank: int, world_size: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = _Own()
     strategy = powersgd_strategy(
-        shard_size=2, matrix_approximation_rank=99, min_compression_rate=-9.0, exclude=["blocks.1.fc1.weight"]
+        shard_size=2, matrix_approximation_rank=99, min_compression_rate=0.0, exclude=["blocks.1.fc1.weight"]
     )
     trainer = trainer_of(
         world_size, strategy, gradient_clip_val=0.1, log_every_n_steps=1, callbacks=[PowerSGDMonitor()]
@@ -144,7 +144,7 @@ def test_module_that_shards_itself_and_names_exceptions() -> None:
 def _differently_drawn(rank: int, shard_size: int) -> Any:
     os.environ["LOCAL_RANK"] = str(rank)
     module = Toy(seed=rank)
-    strategy = powersgd_strategy(shard_size=shard_size, matrix_approximation_rank=99, min_compression_rate=-9.0)
+    strategy = powersgd_strategy(shard_size=shard_size, matrix_approximation_rank=99, min_compression_rate=0.0)
     trainer = trainer_of(2, strategy, log_every_n_steps=1, callbacks=[PowerSGDMonitor()])
     loader = batches(3, rank, 2, torch.float64)
     trainer.fit(module, loader, loader)
@@ -188,7 +188,7 @@ def _measured_run(rank: int) -> Any:
     module = _Measured()
     trainer = trainer_of(
         2,
-        powersgd_strategy(shard_size=1, matrix_approximation_rank=1, min_compression_rate=0.0),
+        powersgd_strategy(shard_size=1, matrix_approximation_rank=1, min_compression_rate=1.0),
         accumulate_grad_batches=2,
     )
     loader = batches(6, rank, 2, torch.float64)
@@ -275,7 +275,7 @@ def _late(rank: int, strategies: dict[str, MeshStrategy], kind: type[Toy]) -> An
 LATE = {
     "replicated": MeshStrategy(),
     "sharded": MeshStrategy(shard_size=2),
-    "compressed": powersgd_strategy(shard_size=1, matrix_approximation_rank=99, min_compression_rate=-9.0),
+    "compressed": powersgd_strategy(shard_size=1, matrix_approximation_rank=99, min_compression_rate=0.0),
 }
 
 

@@ -13,7 +13,8 @@ class PowerSGDConfig:
         matrix_approximation_rank: Rank of the approximation of each matrix that one process holds.
         total_matrix_approximation_rank: The same summed over all shards of a matrix, as the paper counts it; replaces
             `matrix_approximation_rank` and must be a multiple of the number of shards.
-        min_compression_rate: Share of its elements that a matrix must save to be compressed.
+        min_compression_rate: A matrix is compressed only where P and Q have at most 1 / this many of its elements; 2 as
+            of torch's hook. 0 compresses every matrix.
         min_elements: Gradients with fewer elements are sent uncompressed.
         error_feedback: Keep what the approximation misses and add it to the next gradient.
         warm_start: Start from the last Q instead of a fixed random one (Vogels et al. 2019), which loses less and keeps
@@ -31,7 +32,7 @@ class PowerSGDConfig:
 
     matrix_approximation_rank: int = 4
     total_matrix_approximation_rank: int | None = None
-    min_compression_rate: float = 0.5
+    min_compression_rate: float = 2.0
     min_elements: int = 0
     error_feedback: bool = True
     warm_start: bool = False
@@ -49,10 +50,8 @@ class PowerSGDConfig:
         for name, rank in ranks.items():
             if rank is not None and rank < 1:
                 raise ValueError(f"{name} ({rank}) must be at least 1")
-        if self.min_compression_rate >= 1:
-            raise ValueError(
-                f"min_compression_rate ({self.min_compression_rate}) must be below 1, where nothing is compressed"
-            )
+        if self.min_compression_rate < 0:
+            raise ValueError(f"min_compression_rate ({self.min_compression_rate}) must be at least 0")
         if self.start_powersgd_iter < 0:
             raise ValueError(f"start_powersgd_iter ({self.start_powersgd_iter}) must be at least 0")
         wire_format(self.wire_format)

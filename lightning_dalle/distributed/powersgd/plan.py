@@ -95,7 +95,7 @@ def plan_compression(
     shapes: Mapping[str, Sequence[int]],
     *,
     rank: int,
-    min_compression_rate: float = 0.5,
+    min_compression_rate: float = 2.0,
     min_elements: int = 0,
     excluded: frozenset[str] = frozenset(),
     transpose: bool = True,
@@ -107,8 +107,7 @@ def plan_compression(
     Args:
         shapes: Shapes that one process holds, which are those of shards where parameters are sharded.
         rank: Rank of each approximation, at most the matrix's smaller side.
-        min_compression_rate: Share of its elements that a matrix must save, else it is sent uncompressed. A negative
-            rate compresses where that costs more than it saves.
+        min_compression_rate: A matrix is sent uncompressed where P and Q have more than 1 / this many of its elements.
         min_elements: Smaller tensors are sent uncompressed.
         excluded: Names of tensors that are sent uncompressed.
         transpose: Transpose tall matrices, so that P is the smaller of P and Q; at full rank that is done anyway.
@@ -126,12 +125,7 @@ def plan_compression(
     for index, (name, shape) in enumerate(shapes.items()):
         matrix = _as_matrix(index, name, shape, rank, transpose)
         numel = math.prod(shape)
-        if (
-            matrix is None
-            or name in excluded
-            or numel < min_elements
-            or 1 - matrix.num_sent / numel < min_compression_rate
-        ):
+        if matrix is None or name in excluded or numel < min_elements or matrix.num_sent * min_compression_rate > numel:
             uncompressed.append(index)
         else:
             matrices.append(matrix)

@@ -9,7 +9,7 @@ from lightning_dalle.distributed.powersgd.config import PowerSGDConfig
     ("setting", "message"),
     [
         ({"matrix_approximation_rank": 0}, r"matrix_approximation_rank \(0\) must be at least 1"),
-        ({"min_compression_rate": 1.0}, r"min_compression_rate \(1.0\) must be below 1"),
+        ({"min_compression_rate": -1.0}, r"min_compression_rate \(-1.0\) must be at least 0"),
         ({"start_powersgd_iter": -1}, r"start_powersgd_iter \(-1\) must be at least 0"),
         ({"wire_format": "fp8"}, r"format \('fp8'\) is unknown; it must be one of fp32, bf16, 1-6-9"),
         ({"error_feedback_format": "fp8"}, r"format \('fp8'\) is unknown"),
