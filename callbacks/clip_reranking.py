@@ -47,7 +47,7 @@ class CLIPReranking(CaptionsCallback):
     draws the images of its share of the captions; all ranks have the whole `result` afterwards.
 
     Logged beside the grid `STAGE/reranked`: `STAGE/reranking_best_score` and `STAGE/reranking_mean_score`, over
-    the captions, of the best candidate and of all (not at prediction, which has no figures).
+    the captions, of the best candidate and of all (not at prediction, which has no metrics).
 
     Args:
         scorer: A `ContrastiveModule`, or any object with `score(images, captions)`. Moved to the model's device. Called
@@ -85,15 +85,15 @@ class CLIPReranking(CaptionsCallback):
         self.keep = keep
         self.result: RerankingResult | None = None
 
-    def _take_turn(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def _run_stage(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         with self._sampling(trainer, pl_module):
             parts = self._rank_share(trainer, pl_module)
             images, scores, order = (self._gather_shares(trainer, part, len(self.captions)) for part in parts)
         self._check_finite(scores, trainer.global_step)
         self.result = RerankingResult(trainer.global_step, self.captions, images, scores, order)
         if stage != "predict":
-            figures = {"best_score": scores.max(dim=1).values.mean(), "mean_score": scores.mean()}
-            pl_module.log_dict({f"{stage}/reranking_{name}": value for name, value in figures.items()}, sync_dist=True)
+            metrics = {"best_score": scores.max(dim=1).values.mean(), "mean_score": scores.mean()}
+            pl_module.log_dict({f"{stage}/reranking_{name}": value for name, value in metrics.items()}, sync_dist=True)
         if trainer.is_global_zero:
             self._log_grid(trainer, f"{stage}/reranked", self.result)
         trainer.strategy.barrier(type(self).__name__)

@@ -42,7 +42,7 @@ class GenerationCallback(Callback):
         self.generate_options = dict(generate_options or {})
         self.seed = seed
         self._num_validations = 0
-        self._is_turn = False
+        self._should_run = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse a model that cannot generate.
@@ -62,17 +62,17 @@ class GenerationCallback(Callback):
             return
         if trainer.state.fn == TrainerFn.FITTING:
             self._num_validations += 1
-            self._is_turn = self._num_validations % self.every_n_validations == 0
+            self._should_run = self._num_validations % self.every_n_validations == 0
         else:
-            self._is_turn = True
+            self._should_run = True
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the turn."""
-        self._is_turn = True
+        self._should_run = True
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Take the turn."""
-        self._is_turn = True
+        self._should_run = True
 
     def state_dict(self) -> dict[str, Any]:
         """The number of validations so far, so that a resumed run keeps the turns."""
@@ -93,7 +93,7 @@ class GenerationCallback(Callback):
             self._averaged_weights(trainer, pl_module),
         ):
             yield
-        self._is_turn = False
+        self._should_run = False
 
     def _generate(
         self,
@@ -176,18 +176,18 @@ class CaptionsCallback(GenerationCallback, ABC):
         self.captions = tuple(captions)
 
     @abstractmethod
-    def _take_turn(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def _run_stage(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Draw, and log under the stage's name."""
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw, if it is time."""
-        if self._is_turn:
-            self._take_turn(trainer, pl_module, "val")
+        if self._should_run:
+            self._run_stage(trainer, pl_module, "val")
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw."""
-        self._take_turn(trainer, pl_module, "test")
+        self._run_stage(trainer, pl_module, "test")
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw."""
-        self._take_turn(trainer, pl_module, "predict")
+        self._run_stage(trainer, pl_module, "predict")

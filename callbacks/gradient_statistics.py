@@ -98,11 +98,11 @@ class UpdateFigures:
         self._before = samples(self._groups)
 
     def after_step(self) -> dict[str, dict[str, float]]:
-        """Return the figures, each by block."""
-        by_figure: dict[str, dict[str, float]] = {}
-        for block, figures in self._gradients.items():
-            for figure, value in figures.items():
-                by_figure.setdefault(figure, {})[block] = value
-        by_figure["update_ratio"] = update_ratios(self._before, samples(self._groups))
-        by_figure["largest_activation"] = {name: value.item() for name, value in self._activations.items()}
-        return by_figure
+        """Return the metrics, each by block."""
+        by_metric: dict[str, dict[str, float]] = {}
+        for block, metrics in self._gradients.items():
+            for metric, value in metrics.items():
+                by_metric.setdefault(metric, {})[block] = value
+        by_metric["update_ratio"] = update_ratios(self._before, samples(self._groups))
+        by_metric["largest_activation"] = {name: value.item() for name, value in self._activations.items()}
+        return by_metric

@@ -117,7 +117,7 @@ class ImageGenerationMetrics(GenerationCallback):
         dataloader_idx: int = 0,
     ) -> None:
         """Collect captions and features of their images."""
-        if self._is_turn and dataloader_idx == 0:
+        if self._should_run and dataloader_idx == 0:
             self._collect(trainer, batch)
 
     def on_test_batch_end(
@@ -135,7 +135,7 @@ class ImageGenerationMetrics(GenerationCallback):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate and score, if it is time."""
-        if self._is_turn:
+        if self._should_run:
             self._score(trainer, pl_module, "val")
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -143,7 +143,7 @@ class ImageGenerationMetrics(GenerationCallback):
         self._score(trainer, pl_module, "test")
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._is_turn:
+        if not self._should_run:
             return
         self._captions, self._real, self._real_clips = [], [], []
         with torch.inference_mode(False):

@@ -24,7 +24,7 @@ def scale_picture(history: Sequence[tuple[int, Mapping[str, float]]]) -> UInt8[T
     """Draw the binary logarithm of each block's scale, first block on top, over the updates that were looked at."""
     names = list(history[0][1])
     logarithms = torch.tensor([[scales[name] for name in names] for _, scales in history]).double().log2().T
-    # A figure of its own, without pyplot, which keeps figures and chooses a window system.
+    # A figure of its own, without pyplot, which keeps every picture and chooses a window system.
     figure = Figure(figsize=(8, min(12, 1.5 + 0.2 * len(names))), layout="constrained")
     axes = figure.subplots()
     first, last = history[0][0], history[-1][0]
@@ -58,13 +58,13 @@ class LossScaleMonitor(Callback):
     optimization, where a training step has side effects, is not run again.
 
     Args:
-        every_n_updates: Turns. Off its turn the monitor only counts.
+        every_n_updates: Turns. Between its steps the monitor only counts.
         dump_folder: Where the batch of that first skipped update is kept; None keeps none.
         max_skips_in_a_row: So many skipped updates, one after another, are too many; None bears any number.
         then: What is done about it: end the training, or go on in bfloat16.
 
     Attributes:
-        figures: Of the last turn, as logged.
+        metrics: Of the last turn, as logged.
         first_non_finite: What was found, on this rank.
         num_updates: So far, skipped ones included.
         num_skipped_updates: So far.
@@ -88,7 +88,7 @@ class LossScaleMonitor(Callback):
         self.every_n_updates = every_n_updates
         self.dump_folder = dump_folder
         self.max_skips_in_a_row, self.then = max_skips_in_a_row, then
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
         self.first_non_finite: NonFinite | None = None
         self.num_updates = self.num_skipped_updates = 0
         self._has_searched = False
@@ -177,15 +177,15 @@ class LossScaleMonitor(Callback):
         scales = self._source.scales()
         self._history.append((self.num_updates, scales))
         everything = {**by_figure, "scale": scales, "growths": growths, "divisions": divisions}
-        self.figures = {
-            f"precision/{figure}/{block}": float(value)
-            for figure, values in everything.items()
+        self.metrics = {
+            f"precision/{metric}/{block}": float(value)
+            for metric, values in everything.items()
             for block, value in values.items()
         }
-        self.figures["precision/skipped_updates"] = float(self.num_skipped_updates)
-        self.figures["precision/skipped_share"] = self.num_skipped_updates / self.num_updates
+        self.metrics["precision/skipped_updates"] = float(self.num_skipped_updates)
+        self.metrics["precision/skipped_share"] = self.num_skipped_updates / self.num_updates
         for logger in trainer.loggers:
-            logger.log_metrics(self.figures, step=trainer.global_step)
+            logger.log_metrics(self.metrics, step=trainer.global_step)
 
     def _search(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Run the batches of the skipped update again, one after another, until one shows something."""

@@ -78,7 +78,7 @@ class VideoSamples(CaptionsCallback):
         dataloader_idx: int = 0,
     ) -> None:
         """Measure the motion of the data, if it is time."""
-        if self._is_turn:
+        if self._should_run:
             self._measure(batch)
 
     def on_test_batch_end(
@@ -97,7 +97,7 @@ class VideoSamples(CaptionsCallback):
         if isinstance(batch, Mapping) and "video" in batch:
             self._data_motion.append(frame_difference(batch["video"]))
 
-    def _take_turn(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def _run_stage(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         with self._sampling(trainer, pl_module):
             own = torch.cat(self._own_clips(trainer, pl_module))
             self.clips = self._gather_shares(trainer, own, len(self.captions))
@@ -126,9 +126,9 @@ class VideoSamples(CaptionsCallback):
         return chunks
 
     def _log_motion(self, trainer: Trainer, pl_module: LightningModule, stage: str, sample_motion: Tensor) -> None:
-        figures = {"sample_motion": sample_motion}
+        metrics = {"sample_motion": sample_motion}
         if self._data_motion:
             # All ranks have data or none has: a sampler gives them equally many samples.
             data_motion = trainer.strategy.reduce(torch.cat(self._data_motion).mean(), reduce_op="mean")
-            figures |= {"data_motion": data_motion, "motion_ratio": sample_motion.to(data_motion.device) / data_motion}
-        pl_module.log_dict({f"{stage}/{name}": value for name, value in figures.items()}, sync_dist=True)
+            metrics |= {"data_motion": data_motion, "motion_ratio": sample_motion.to(data_motion.device) / data_motion}
+        pl_module.log_dict({f"{stage}/{name}": value for name, value in metrics.items()}, sync_dist=True)

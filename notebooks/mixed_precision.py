@@ -87,7 +87,7 @@ module = TextToImageModule(
         image_vocabulary_size=64,
     ),
     TextToImageTrainingConfig(
-        learning_rate=2e-3, warmup_updates=5, schedule="cosine", total_updates=updates, moments="16bit"
+        learning_rate=2e-3, warmup_steps=5, schedule="cosine", total_steps=updates, moments="16bit"
     ),
     discrete_vae=vae,
     tokenizer=tokenizer,
@@ -136,7 +136,7 @@ plt.show()
 blocks = list(plugin.loss_scales())
 figure, axes = plt.subplots(1, 3, figsize=(12, 3), layout="constrained")
 for axis, name in zip(axes, ["scale", "gradient_norm", "zero_gradients"], strict=True):
-    axis.bar(range(len(blocks)), [monitor.figures[f"precision/{name}/{block}"] for block in blocks])
+    axis.bar(range(len(blocks)), [monitor.metrics[f"precision/{name}/{block}"] for block in blocks])
     axis.set_title(f"{name} by block")
 axes[0].set_yscale("log", base=2)
 axes[1].set_yscale("log")

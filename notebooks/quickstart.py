@@ -140,9 +140,9 @@ transformer = train(
         ),
         TextToImageTrainingConfig(
             learning_rate=2e-3,
-            warmup_updates=5,
+            warmup_steps=5,
             schedule="cosine",
-            total_updates=updates,
+            total_steps=updates,
             caption_dropout=0.1,
             image_token_noise=0.1,
         ),
@@ -161,7 +161,7 @@ updates = 10 if FAST else 300
 reranker = train(
     ContrastiveModule(
         ContrastiveConfig(image_size=32, text_tokens=13, text_width=64, text_layers=1),
-        ContrastiveTrainingConfig(learning_rate=1e-3, warmup_updates=5, total_updates=updates),
+        ContrastiveTrainingConfig(learning_rate=1e-3, warmup_steps=5, total_steps=updates),
         tokenizer=folder / "tokenizer.json",
     ),
     shapes,

@@ -95,14 +95,12 @@ if FAST:
             patch_size=(2, 8, 8),
             text_width=32,
             pooled_text=True,
-            position_waves=16,
+            position_features=16,
             prediction="clean",
             data_mean=0.9,
             rotary=RotaryGridConfig(original_max_position_embeddings=(4, 4, 4)),
         ),
-        VideoDiTTrainingConfig(
-            clip_size=(8, 32, 32), optimizer="muon", learning_rate=6e-3, warmup_updates=2, shift=4.0
-        ),
+        VideoDiTTrainingConfig(clip_size=(8, 32, 32), optimizer="muon", learning_rate=6e-3, warmup_steps=2, shift=4.0),
         TextTowerConfig(depth=1, num_heads=1, head_dim=32),
         tokenizer=folder / "tokenizer.json",
     )
@@ -153,8 +151,8 @@ print({name: round(share, 2) for name, share in attribute_shares(clips, held_out
 YARN = {"kind": "yarn", "slow_rotations": 0.1, "fast_rotations": 0.6}
 SIZES = {"12 frames": {"num_frames": 12}, "32 x 48": {"width": 48}}
 POLICIES = {
-    "12 frames": ["direct", "position_interpolation", "ntk_aware", YARN, "riflex"],
-    "32 x 48": ["direct", "position_interpolation", "ntk_aware", YARN],
+    "12 frames": ["default", "position_interpolation", "ntk_aware", YARN, "riflex"],
+    "32 x 48": ["default", "position_interpolation", "ntk_aware", YARN],
 }
 AXIS = {"12 frames": 0, "32 x 48": 2}
 SEEDS = [0] if FAST else [0, 1, 2]
@@ -165,7 +163,7 @@ for size, arguments in SIZES.items():
     )
     moved = frame_difference(torch.stack([real.dataset("val")[index]["video"] for index in range(32)])).mean()
     for policy in POLICIES[size]:
-        policies = ["direct"] * 3
+        policies = ["default"] * 3
         policies[AXIS[size]] = policy
         shares = []
         for seed in SEEDS:

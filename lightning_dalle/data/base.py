@@ -163,11 +163,11 @@ class CaptionedDataModule(LightningDataModule, ABC):
         return self._plain_loader("val")
 
     def test_dataloader(self) -> DataLoader:
-        """The split that is judged, in its order."""
+        """The split that is evaluated, in its order."""
         return self._plain_loader(self.test_split)
 
     def predict_dataloader(self) -> DataLoader:
-        """The split that is judged, in its order."""
+        """The split that is evaluated, in its order."""
         return self._plain_loader(self.test_split)
 
     def _samples(self, split: str, training: bool = False) -> tuple[CaptionedDataset | ClipBatches, int | None]:

@@ -22,7 +22,7 @@ from lightning_dalle.optional import require
 def log_image(
     loggers: Iterable[Any], name: str, image: UInt8[Tensor, "3 height width"], step: int, caption: str = ""
 ) -> None:
-    """Log one picture to each logger: W&B, TensorBoard, or as a file beside the figures of one that takes no pictures.
+    """Log one picture to each logger: W&B, TensorBoard, or as a file beside the metrics of one that takes no pictures.
 
     The file is `images/NAME-STEP.png` in the logger's folder, with the caption in a .txt beside it. A logger without a
     folder is warned about. Call it on rank 0.

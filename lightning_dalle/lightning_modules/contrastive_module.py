@@ -167,8 +167,8 @@ class ContrastiveModule(LightningModule):
             self.network.logit_bias,
             self._text_features(self._tokenize(batch["negative_caption"])) if "negative_caption" in batch else None,
         )
-        figures = {f"{stage}/loss": loss, f"{stage}/accuracy": accuracy}
-        self.log_dict(figures, prog_bar=True, batch_size=len(text_tokens), sync_dist=stage != "train")
+        metrics = {f"{stage}/loss": loss, f"{stage}/accuracy": accuracy}
+        self.log_dict(metrics, prog_bar=True, batch_size=len(text_tokens), sync_dist=stage != "train")
         return loss
 
     def _image_features(self, images: UInt8[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch features"]:

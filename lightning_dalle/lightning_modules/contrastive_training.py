@@ -18,8 +18,8 @@ class ContrastiveTrainingConfig:
 
     Args:
         learning_rate: Reached after the warm-up.
-        warmup_updates: Length of the linear warm-up.
-        total_updates: Where half a cosine period has taken the learning rate to 0, warm-up included.
+        warmup_steps: Length of the linear warm-up.
+        total_steps: Where half a cosine period has taken the learning rate to 0, warm-up included.
         weight_decay: Of matrices and convolutions; gains, biases and the logit scale are spared.
 
     Raises:
@@ -27,8 +27,8 @@ class ContrastiveTrainingConfig:
     """
 
     learning_rate: float = 5e-4
-    warmup_updates: int = 2000
-    total_updates: int = 390_625
+    warmup_steps: int = 2000
+    total_steps: int = 390_625
     beta1: float = 0.9
     beta2: float = 0.98
     epsilon: float = 1e-6
@@ -38,11 +38,11 @@ class ContrastiveTrainingConfig:
         check_ranges(
             self,
             positive=("learning_rate", "epsilon"),
-            not_negative=("warmup_updates", "weight_decay"),
+            not_negative=("warmup_steps", "weight_decay"),
             decays=("beta1", "beta2"),
         )
-        if self.total_updates <= self.warmup_updates:
-            raise ValueError(f"total_updates ({self.total_updates}) must exceed warmup_updates ({self.warmup_updates})")
+        if self.total_steps <= self.warmup_steps:
+            raise ValueError(f"total_steps ({self.total_steps}) must exceed warmup_steps ({self.warmup_steps})")
 
 
 def build_contrastive_optimizer(network: nn.Module, training: ContrastiveTrainingConfig) -> OptimizerLRSchedulerConfig:
@@ -59,7 +59,5 @@ def build_contrastive_optimizer(network: nn.Module, training: ContrastiveTrainin
         eps=training.epsilon,
         weight_decay=training.weight_decay,
     )
-    schedule = LambdaLR(
-        optimizer, lambda update: cosine_factor(update, training.warmup_updates, training.total_updates)
-    )
+    schedule = LambdaLR(optimizer, lambda update: cosine_factor(update, training.warmup_steps, training.total_steps))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -39,7 +39,7 @@ class DiscreteVAETrainingConfig:
     """How a discrete VAE is trained; the defaults are the paper's (appendix A.2), the last three fields are not in it.
 
     Attributes:
-        step_size: Of AdamW.
+        learning_rate: Of AdamW.
         kl_weight: Beta, the weight of the KL divergence summed over the positions of an image.
         temperature: Of the gumbel-softmax relaxation.
         weight_decay: Of AdamW.
@@ -49,9 +49,9 @@ class DiscreteVAETrainingConfig:
         seed: Of the noise and the patch codebook.
     """
 
-    step_size: CosineSchedule = CosineSchedule(start=1e-4, end=1.25e-6, updates=1_200_000)
-    kl_weight: CosineSchedule = CosineSchedule(start=0.0, end=6.6, updates=5_000)
-    temperature: CosineSchedule = CosineSchedule(start=1.0, end=1 / 16, updates=150_000)
+    learning_rate: CosineSchedule = CosineSchedule(start=1e-4, end=1.25e-6, steps=1_200_000)
+    kl_weight: CosineSchedule = CosineSchedule(start=0.0, end=6.6, steps=5_000)
+    temperature: CosineSchedule = CosineSchedule(start=1.0, end=1 / 16, steps=150_000)
     weight_decay: float = 1e-4
     dequantise: bool = False
     patch_temperature: float = 1.0
@@ -129,7 +129,7 @@ class DiscreteVAEModule(LightningModule):
             # Not fused: Lightning refuses to clip the gradients of a fused optimizer under mixed precision.
             foreach=True,
         )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: training.step_size(update))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: training.learning_rate(update))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_fit_start(self) -> None:
@@ -195,11 +195,11 @@ class DiscreteVAEModule(LightningModule):
         self._reset_metrics()
 
     def on_validation_epoch_end(self) -> None:
-        """Log the figures of the whole set."""
+        """Log the metrics of the whole set."""
         self._log_metrics("val")
 
     def on_test_epoch_end(self) -> None:
-        """Log the figures of the whole set."""
+        """Log the metrics of the whole set."""
         self._log_metrics("test")
 
     def _evaluate(self, images: UInt8[Tensor, "batch 3 height width"], batch_idx: int, stage: str) -> None:

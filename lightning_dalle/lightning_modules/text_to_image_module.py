@@ -66,7 +66,7 @@ class TextToImageModule(LightningModule):
         # It keeps the mode of the rest: nothing in it depends on that, and Lightning warns where modes differ.
         self.discrete_vae = _load_discrete_vae(discrete_vae).requires_grad_(False)
         self.tokenizer = load_tokenizer(tokenizer)
-        _check_agreement(network_config, self.discrete_vae.config, self.tokenizer.vocabulary_size)
+        _validate_agreement(network_config, self.discrete_vae.config, self.tokenizer.vocabulary_size)
         self.save_hyperparameters(
             {
                 "network": dataclasses.asdict(network_config),
@@ -242,7 +242,9 @@ def _load_discrete_vae(source: str | Path | DiscreteVAEConfig | Mapping[str, Any
     return DiscreteVAE(as_config(DiscreteVAEConfig, source, "discrete_vae"))
 
 
-def _check_agreement(network: SparseTransformerConfig, discrete_vae: DiscreteVAEConfig, vocabulary_size: int) -> None:
+def _validate_agreement(
+    network: SparseTransformerConfig, discrete_vae: DiscreteVAEConfig, vocabulary_size: int
+) -> None:
     grid = discrete_vae.grid_size
     if (network.grid_height, network.grid_width) != (grid, grid):
         raise ValueError(

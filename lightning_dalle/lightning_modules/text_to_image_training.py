@@ -19,10 +19,10 @@ class TextToImageTrainingConfig:
 
     Args:
         learning_rate: Reached after the warm-up.
-        warmup_updates: Length of the linear warm-up.
+        warmup_steps: Length of the linear warm-up.
         schedule: `plateau` halves the learning rate when the validation loss no longer falls (the paper); `cosine` lets
-            it fall to 0 at `total_updates` (the small recipes, whose length is known).
-        total_updates: Length of the `cosine` schedule, warm-up included; `plateau` has none.
+            it fall to 0 at `total_steps` (the small recipes, whose length is known).
+        total_steps: Length of the `cosine` schedule, warm-up included; `plateau` has none.
         plateau_interval: Updates between two looks at the validation loss; validate as often (`val_check_interval`).
             How a plateau was recognised the paper does not say.
         plateau_patience: Looks without improvement before the learning rate is halved.
@@ -41,13 +41,13 @@ class TextToImageTrainingConfig:
         seed: Of the caption dropout, together with the update, batch and share of the data.
 
     Raises:
-        ValueError: If a value is out of its range, or `total_updates` does not fit the schedule.
+        ValueError: If a value is out of its range, or `total_steps` does not fit the schedule.
     """
 
     learning_rate: float = 4.5e-4
-    warmup_updates: int = 5000
+    warmup_steps: int = 5000
     schedule: Literal["plateau", "cosine"] = "plateau"
-    total_updates: int | None = None
+    total_steps: int | None = None
     plateau_interval: int = 5000
     plateau_patience: int = 2
     plateau_halvings: int = 5
@@ -68,7 +68,7 @@ class TextToImageTrainingConfig:
             self,
             positive=("learning_rate", "plateau_interval", "epsilon"),
             not_negative=(
-                "warmup_updates",
+                "warmup_steps",
                 "plateau_patience",
                 "plateau_halvings",
                 "weight_decay",
@@ -84,12 +84,11 @@ class TextToImageTrainingConfig:
         )
         if (self.optimizer, self.moments) == ("muon", "16bit"):
             raise ValueError("moments ('16bit') are AdamW's; choose optimizer 'adamw', or moments '32bit'")
-        if self.schedule == "plateau" and self.total_updates is not None:
-            raise ValueError(f"total_updates ({self.total_updates}) has no effect on schedule 'plateau'; leave it out")
-        if self.schedule == "cosine" and (self.total_updates is None or self.total_updates <= self.warmup_updates):
+        if self.schedule == "plateau" and self.total_steps is not None:
+            raise ValueError(f"total_steps ({self.total_steps}) has no effect on schedule 'plateau'; leave it out")
+        if self.schedule == "cosine" and (self.total_steps is None or self.total_steps <= self.warmup_steps):
             raise ValueError(
-                f"total_updates ({self.total_updates}) must exceed warmup_updates ({self.warmup_updates}) "
-                "for schedule 'cosine'"
+                f"total_steps ({self.total_steps}) must exceed warmup_steps ({self.warmup_steps}) for schedule 'cosine'"
             )
 
 
@@ -129,9 +128,9 @@ def _adamw(
 
 def build_schedulers(optimizer: torch.optim.Optimizer, training: TextToImageTrainingConfig, monitor: str) -> list[Any]:
     """Learning-rate schedulers with the mappings that Lightning configures them by."""
-    warmup = training.warmup_updates
-    if training.total_updates is not None:
-        total = training.total_updates
+    warmup = training.warmup_steps
+    if training.total_steps is not None:
+        total = training.total_steps
         # A lambda, because a scheduler's checkpoint leaves out lambdas and would keep any other callable's attributes.
         cosine = LambdaLR(optimizer, lambda update: cosine_factor(update, warmup, total))
         return [{"scheduler": cosine, "interval": "step"}]
@@ -151,8 +150,8 @@ def build_schedulers(optimizer: torch.optim.Optimizer, training: TextToImageTrai
     return schedulers
 
 
-def cosine_factor(update: int, warmup_updates: int, total_updates: int) -> float:
+def cosine_factor(update: int, warmup_steps: int, total_steps: int) -> float:
     """Part of the learning rate in force at `update`: linear warm-up, then half a cosine period down to 0."""
-    if update < warmup_updates:
-        return (update + 1) / (warmup_updates + 1)
-    return CosineSchedule(start=1.0, end=0.0, updates=total_updates - warmup_updates)(update - warmup_updates)
+    if update < warmup_steps:
+        return (update + 1) / (warmup_steps + 1)
+    return CosineSchedule(start=1.0, end=0.0, steps=total_steps - warmup_steps)(update - warmup_steps)

@@ -29,7 +29,7 @@ class VideoAutoencoderTrainingConfig:
     """How a video autoencoder is trained.
 
     Attributes:
-        step_size: Of AdamW.
+        learning_rate: Of AdamW.
         latent_noise: Deviation of the Gaussian noise on the latents, which have a mean square of 1: what a diffusion
             model gets wrong by as much still decodes.
         seed: Of the noise.
@@ -38,7 +38,7 @@ class VideoAutoencoderTrainingConfig:
         ValueError: If `latent_noise` is negative.
     """
 
-    step_size: CosineSchedule = CosineSchedule(start=4e-4, end=1e-5, updates=2_000)
+    learning_rate: CosineSchedule = CosineSchedule(start=4e-4, end=1e-5, steps=2_000)
     latent_noise: float = 0.1
     seed: int = 0
 
@@ -99,7 +99,7 @@ class VideoAutoencoderModule(LightningModule):
         """AdamW without weight decay, with the step size set from its schedule at each update."""
         # A unit step size makes the factor that LambdaLR multiplies by the step size itself.
         optimizer = torch.optim.AdamW(self.network.parameters(), lr=1.0, betas=(0.9, 0.99), weight_decay=0.0)
-        schedule = self.training_config.step_size
+        schedule = self.training_config.learning_rate
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: schedule(update))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -137,11 +137,11 @@ class VideoAutoencoderModule(LightningModule):
         self.psnr.reset()
 
     def on_validation_epoch_end(self) -> None:
-        """Log the figure of the whole set."""
+        """Log the metric of the whole set."""
         self.log("val/psnr", self.psnr.compute(), prog_bar=True)
 
     def on_test_epoch_end(self) -> None:
-        """Log the figure of the whole set."""
+        """Log the metric of the whole set."""
         self.log("test/psnr", self.psnr.compute(), prog_bar=True)
 
     def _evaluate(self, video: UInt8[Tensor, "batch 3 frames height width"], batch_idx: int, stage: str) -> None:

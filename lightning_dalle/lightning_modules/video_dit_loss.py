@@ -51,7 +51,7 @@ def flow_matching_loss(
     return total / count.clamp(min=1)
 
 
-def check_request(
+def validate_request(
     captions: Sequence[str],
     num_candidates: int,
     max_batch: int,

@@ -16,12 +16,12 @@ from torch import Tensor
 from lightning_dalle.distributed.context_parallel.plan import SequencePlan
 from lightning_dalle.lightning_modules.caption_encoder import CaptionEncoder
 from lightning_dalle.lightning_modules.configuration import as_config, data_parallel_rank, warn_if_precision_is_slow
-from lightning_dalle.lightning_modules.video_dit_loss import check_first_frame, check_request, flow_matching_loss
+from lightning_dalle.lightning_modules.video_dit_loss import check_first_frame, flow_matching_loss, validate_request
 from lightning_dalle.lightning_modules.video_dit_parts import (
     AutoencoderSource,
     build_text_encoder,
-    check_agreement,
     frozen_autoencoder,
+    validate_agreement,
 )
 from lightning_dalle.lightning_modules.video_dit_training import (
     VideoDiTTrainingConfig,
@@ -90,7 +90,7 @@ class VideoDiTModule(LightningModule):
             saved["autoencoder"] = dataclasses.asdict(self.autoencoder.config)
         self.save_hyperparameters(saved)
         self.network = VideoDiT(network_config)
-        check_agreement(network_config, self.training_config, self.text_encoder, self.autoencoder)
+        validate_agreement(network_config, self.training_config, self.text_encoder, self.autoencoder)
 
     def setup(self, stage: str) -> None:
         """Warn where the Trainer's precision is slow."""
@@ -195,7 +195,7 @@ class VideoDiTModule(LightningModule):
         """
         sizes = zip((num_frames, height, width), self.training_config.clip_size, strict=True)
         frames, rows, columns = (trained if size is None else size for size, trained in sizes)
-        check_request(captions, num_candidates, max_batch, guidance_scale, self.training_config)
+        validate_request(captions, num_candidates, max_batch, guidance_scale, self.training_config)
         latent_size = self.autoencoder.latent_grid(frames, rows, columns)
         self.network.token_grid(latent_size, policies)
         first = self._first_latents(first_frame, len(captions), (rows, columns))

@@ -85,7 +85,7 @@ def build_text_encoder(
     return source
 
 
-def check_agreement(
+def validate_agreement(
     network: VideoDiTConfig, training: VideoDiTTrainingConfig, text_encoder: TextEncoder, autoencoder: VideoAutoencoder
 ) -> None:
     """Refuse parts that do not fit together.

@@ -21,7 +21,7 @@ class VideoDiTTrainingConfig:
         clip_size: Frames, height and width in pixels of the largest training clips; `generate` draws clips of it unless
             told otherwise.
         learning_rate: Reached after the linear warm-up.
-        total_updates: Length of the cosine on which the learning rate falls to 0, warm-up included; None leaves it.
+        total_steps: Length of the cosine on which the learning rate falls to 0, warm-up included; None leaves it.
         optimizer: `muon` takes Muon for the matrices inside the layers of network and text encoder, and AdamW for all
             else (`optim.muon_with_adamw`).
         weight_decay: Of matrices; gains, biases and embeddings have none.
@@ -38,8 +38,8 @@ class VideoDiTTrainingConfig:
 
     clip_size: tuple[int, int, int]
     learning_rate: float = 1e-4
-    warmup_updates: int = 1000
-    total_updates: int | None = None
+    warmup_steps: int = 1000
+    total_steps: int | None = None
     optimizer: Literal["adamw", "muon"] = "adamw"
     beta1: float = 0.9
     beta2: float = 0.99
@@ -58,14 +58,14 @@ class VideoDiTTrainingConfig:
         check_ranges(
             self,
             positive=("learning_rate", "epsilon", "shift"),
-            not_negative=("warmup_updates", "weight_decay"),
+            not_negative=("warmup_steps", "weight_decay"),
             decays=("beta1", "beta2"),
             shares=("caption_dropout", "first_frame_share"),
             choices={"optimizer": ("adamw", "muon"), "time_density": get_args(TimestepDensity)},
         )
-        if self.total_updates is not None and self.total_updates <= self.warmup_updates:
+        if self.total_steps is not None and self.total_steps <= self.warmup_steps:
             raise ValueError(
-                f"total_updates ({self.total_updates}) must exceed warmup_updates ({self.warmup_updates}), "
+                f"total_steps ({self.total_steps}) must exceed warmup_steps ({self.warmup_steps}), "
                 "or be left out for a learning rate that stays"
             )
 
@@ -103,7 +103,7 @@ def build_optimizer(module: nn.Module, training: VideoDiTTrainingConfig) -> torc
 
 def build_scheduler(optimizer: torch.optim.Optimizer, training: VideoDiTTrainingConfig) -> dict[str, Any]:
     """The learning-rate scheduler with the mapping that Lightning configures it by."""
-    warmup, total = training.warmup_updates, training.total_updates
+    warmup, total = training.warmup_steps, training.total_steps
 
     def factor(update: int) -> float:
         if total is None:

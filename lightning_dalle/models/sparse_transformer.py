@@ -109,19 +109,19 @@ class TransformerLayer(nn.Module):
         self.attention_norm = nn.LayerNorm(config.width)
         self.attention = SelfAttention(config, pattern)
         self.feed_forward_norm = nn.LayerNorm(config.width)
-        self.expand = nn.Linear(config.width, 4 * config.width)
-        self.contract = nn.Linear(4 * config.width, config.width)
+        self.fc1 = nn.Linear(config.width, 4 * config.width)
+        self.fc2 = nn.Linear(4 * config.width, config.width)
 
     def block_outputs(self) -> tuple[nn.Linear, nn.Linear]:
         """The projections that end the two residual blocks."""
-        return self.attention.output, self.contract
+        return self.attention.output, self.fc2
 
     def forward(
         self, hidden: Float[Tensor, "batch length width"], cache: KeyValueCache | None = None
     ) -> Float[Tensor, "batch length width"]:
         """Both blocks, the cache as for `SelfAttention`."""
         hidden = hidden + self.attention(self.attention_norm(hidden), cache)
-        return hidden + self.contract(gelu(self.expand(self.feed_forward_norm(hidden))))
+        return hidden + self.fc2(gelu(self.fc1(self.feed_forward_norm(hidden))))
 
 
 class SparseTransformer(nn.Module):
@@ -171,7 +171,7 @@ class SparseTransformer(nn.Module):
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, TransformerLayer)
             blocks[f"layer_{number}.attention"] = (layer.attention_norm, layer.attention)
-            blocks[f"layer_{number}.feed_forward"] = (layer.feed_forward_norm, layer.expand, layer.contract)
+            blocks[f"layer_{number}.feed_forward"] = (layer.feed_forward_norm, layer.fc1, layer.fc2)
         return blocks
 
     def forward(

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_dalle.ops.attention.api import attend
 from lightning_dalle.ops.attention.packing import PackedSegments
-from lightning_dalle.ops.rope import Pairing, Rotation, rotate
+from lightning_dalle.ops.rope import Pairing, RotaryEmbedding, rotate
 
 EPSILON = 1e-6
 
@@ -30,7 +30,7 @@ def select_rows(
     return modulation.index_select(0, groups.flatten()).unflatten(0, groups.shape).unbind(2)
 
 
-def wave_features(times: Float[Tensor, " times"], num_features: int) -> Float[Tensor, "times num_features"]:
+def timestep_embedding(times: Float[Tensor, " times"], num_features: int) -> Float[Tensor, "times num_features"]:
     """Cosines of times at falling frequencies, then their sines."""
     half = num_features // 2
     # Of 1,000 steps of noise, as such networks count them.
@@ -73,7 +73,7 @@ class VideoAttention(nn.Module):
         hidden: Float[Tensor, "batch tokens width"],
         context: Float[Tensor, "batch text width"] | None,
         segments: PackedSegments,
-        rotation: Rotation | None,
+        rotation: RotaryEmbedding | None,
         pairing: Pairing,
     ) -> Float[Tensor, "batch tokens width"]:
         """Attends to the context if there is one, else within the sequence.
@@ -115,15 +115,15 @@ class VideoBlock(nn.Module):
         self.attention = VideoAttention(num_heads, head_dim, fused=True)
         self.text_norm = nn.LayerNorm(width, EPSILON) if kinds == 1 else None
         self.text_attention = VideoAttention(num_heads, head_dim, fused=False) if kinds == 1 else None
-        self.expand = nn.Linear(width, feed_forward_width)
-        self.contract = nn.Linear(feed_forward_width, width)
+        self.fc1 = nn.Linear(width, feed_forward_width)
+        self.fc2 = nn.Linear(feed_forward_width, width)
 
     def forward(
         self,
         hidden: Float[Tensor, "batch tokens width"],
         context: Float[Tensor, "batch text width"],
         modulation: Float[Tensor, "groups 6 width"],
-        rotation: Rotation,
+        rotation: RotaryEmbedding,
         groups: Int[Tensor, "batch tokens"] | None,
         segments: PackedSegments,
         text_segments: PackedSegments,
@@ -135,8 +135,8 @@ class VideoBlock(nn.Module):
         hidden = torch.addcmul(hidden, gate, attended)
         if self.text_norm is not None and self.text_attention is not None:
             hidden = hidden + self.text_attention(self.text_norm(hidden), context, text_segments, None, self.pairing)
-        expanded = self.expand(modulated_norm(hidden, last_shift, last_scale))
-        return torch.addcmul(hidden, last_gate, self.contract(gelu(expanded, approximate="tanh")))
+        expanded = self.fc1(modulated_norm(hidden, last_shift, last_scale))
+        return torch.addcmul(hidden, last_gate, self.fc2(gelu(expanded, approximate="tanh")))
 
 
 class VideoTrunk(nn.Module):
@@ -175,7 +175,7 @@ class VideoTrunk(nn.Module):
             segments: Which tokens attend to each other, in the whole sequence.
             text_segments: Which captions the tokens attend to.
         """
-        rotation = Rotation(cos, sin).for_many(self.pairing)
+        rotation = RotaryEmbedding(cos, sin).for_many(self.pairing)
         arguments = context, modulation, rotation, groups, segments, text_segments
         for block in self.blocks:
             if self.activation_checkpointing and torch.is_grad_enabled():

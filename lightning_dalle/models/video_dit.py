@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
 from lightning_dalle.models.modes import draw_normal_weights
-from lightning_dalle.models.video_blocks import VideoBlock, VideoTrunk, modulated_norm, select_rows, wave_features
+from lightning_dalle.models.video_blocks import VideoBlock, VideoTrunk, modulated_norm, select_rows, timestep_embedding
 from lightning_dalle.ops.attention.packing import PackedSegments
 from lightning_dalle.ops.flow_matching import velocity_towards
 from lightning_dalle.ops.patchify import Grid, patchify, token_grid, unpatchify
 from lightning_dalle.ops.rope import (
     Policies,
+    RotaryEmbedding,
     RotaryGridConfig,
-    Rotation,
     grid_rotation,
-    position_waves,
+    position_features,
     resolve_policies,
 )
-from lightning_dalle.ops.rope_scaling import Direct
+from lightning_dalle.ops.rope_scaling import Default
 
 TextConditioning = Literal["cross_attention", "joint"]
 Prediction = Literal["velocity", "clean"]
@@ -46,8 +46,8 @@ class VideoDiTConfig:
         time_features: Sines and cosines of the time.
         pooled_text: The mean of the words' features modulates blocks together with the time (Esser et al. 2024, section
             5), which small networks learn to follow much sooner than single words.
-        position_waves: Waves over the grid that are added to the tokens (`ops.position_waves`), so that each knows
-            where it stands: rotations tell how far apart two tokens are. 0 has none.
+        position_features: Fourier position features that are added to the tokens (`ops.position_features`), so that
+            each knows where it stands: rotations tell how far apart two tokens are. 0 has none.
         rotary: Positions; its `original_max_position_embeddings` counts tokens.
         activation_checkpointing: Recompute each block in the backward pass instead of keeping its activations.
 
@@ -67,7 +67,7 @@ class VideoDiTConfig:
     data_mean: float = 0.0
     time_features: int = 256
     pooled_text: bool = False
-    position_waves: int = 0
+    position_features: int = 0
     rotary: RotaryGridConfig
     activation_checkpointing: bool = False
 
@@ -75,7 +75,7 @@ class VideoDiTConfig:
         object.__setattr__(self, "patch_size", tuple(self.patch_size))
         sizes = {name: value for name, value in vars(self).items() if type(value) is int}
         for name, size in {**sizes, "patch_size": min(self.patch_size)}.items():
-            least = 0 if name == "position_waves" else 1
+            least = 0 if name == "position_features" else 1
             if size < least:
                 raise ValueError(f"{name} ({size}) must be at least {least}")
         if len(self.patch_size) != 3:
@@ -131,8 +131,8 @@ class VideoDiT(nn.Module):
         self.time_modulation = nn.Linear(width, 6 * width)
         self.text_pooling = nn.Linear(config.text_width, width) if config.pooled_text else None
         self.position_embedding = None
-        if config.position_waves:
-            self.position_embedding = nn.Linear(2 * config.position_waves, width, bias=False)
+        if config.position_features:
+            self.position_embedding = nn.Linear(2 * config.position_features, width, bias=False)
         kinds = 2 if config.conditioning == "joint" else 1
         sizes = config.num_heads, config.head_dim, config.feed_forward_width
         blocks = (VideoBlock(*sizes, kinds, config.rotary.pairing) for _ in range(config.depth))
@@ -157,7 +157,7 @@ class VideoDiT(nn.Module):
             nn.init.normal_(self.text_pooling.weight, std=self.config.text_width**-0.5)
         if self.position_embedding is not None:
             # As large as the embedded noise, beside which positions would else be found late.
-            spread = 0.02 * (self.config.patch_features / self.config.position_waves) ** 0.5
+            spread = 0.02 * (self.config.patch_features / self.config.position_features) ** 0.5
             nn.init.normal_(self.position_embedding.weight, std=spread)
         nn.init.constant_(self.output.bias, self.config.data_mean * (1 if self.config.prediction == "clean" else -1))
 
@@ -243,22 +243,24 @@ class VideoDiT(nn.Module):
         for axis, now, trained, policy in zip(
             ("time", "height", "width"), grid, rotary.original_max_position_embeddings, rotary.policies, strict=True
         ):
-            if policies is None and now > trained and isinstance(policy, Direct):
+            if policies is None and now > trained and isinstance(policy, Default):
                 raise ValueError(
                     f"{axis} has {now} tokens, more than the {trained} of original_max_position_embeddings; "
                     "choose policies for time, height and width, such as ('riflex', 'ntk_aware', 'ntk_aware'), "
-                    "or 'direct' for positions as they are"
+                    "or 'default' for positions as they are"
                 )
         return grid
 
     @torch.compiler.disable
-    def _rotation(self, grids: Sequence[Grid], in_front: int, policies: Policies | None, like: Tensor) -> Rotation:
+    def _rotation(
+        self, grids: Sequence[Grid], in_front: int, policies: Policies | None, like: Tensor
+    ) -> RotaryEmbedding:
         """Of each token, in at least 32 bits, from tables that a compiler would make anew."""
         chosen = None if policies is None else resolve_policies(policies)
         dtype = torch.promote_types(like.dtype, torch.float32)
         rotary, head_dim = self.config.rotary, self.config.head_dim
         tables = [grid_rotation(rotary, head_dim, grid, chosen, in_front, dtype, like.device) for grid in grids]
-        return Rotation(
+        return RotaryEmbedding(
             torch.cat([table.cos for table in tables], dim=1), torch.cat([table.sin for table in tables], dim=1)
         )
 
@@ -268,8 +270,8 @@ class VideoDiT(nn.Module):
         rotary, head_dim = self.config.rotary, self.config.head_dim
         chosen = resolve_policies(rotary.policies if policies is None else policies)
         dtype = self.patch_embedding.weight.dtype
-        count = self.config.position_waves
-        return [position_waves(rotary, head_dim, grid, chosen, count, dtype, like.device) for grid in grids]
+        count = self.config.position_features
+        return [position_features(rotary, head_dim, grid, chosen, count, dtype, like.device) for grid in grids]
 
     @staticmethod
     def _groups(
@@ -288,5 +290,5 @@ class VideoDiT(nn.Module):
         return torch.cat(parts, dim=1)
 
     def _embed_times(self, times: Tensor) -> Tensor:
-        features = wave_features(times, self.config.time_features).to(self.time_expand.weight.dtype)
+        features = timestep_embedding(times, self.config.time_features).to(self.time_expand.weight.dtype)
         return self.time_contract(silu(self.time_expand(features)))

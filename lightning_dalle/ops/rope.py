@@ -11,13 +11,13 @@ from jaxtyping import Complex, Float, Float64, Int, Shaped
 from torch import Tensor
 
 from lightning_dalle.ops.patchify import Grid
-from lightning_dalle.ops.rope_scaling import TIME_ONLY, Direct, ExtrapolationPolicy, as_policy, rotary_frequencies
+from lightning_dalle.ops.rope_scaling import TIME_ONLY, Default, ExtrapolationPolicy, as_policy, rotary_frequencies
 
 # Which features make a pair: neighbours, or those half a head apart.
 Pairing = Literal["interleaved", "half_split"]
 
 
-class Rotation(NamedTuple):
+class RotaryEmbedding(NamedTuple):
     """Cosines and sines of the angle of each position and pair, in at least 32 bits whatever autocast says.
 
     A rotation of angle 0 leaves a position as it is: so text is told apart from a grid.
@@ -27,7 +27,7 @@ class Rotation(NamedTuple):
     sin: Float[Tensor, "#batch tokens half"]
     phases: Complex[Tensor, "#batch tokens half"] | None = None
 
-    def for_many(self, pairing: Pairing) -> "Rotation":
+    def for_many(self, pairing: Pairing) -> "RotaryEmbedding":
         """The same with `phases`, made once for many calls of `rotate`, where those use them."""
         # torch.compile makes one pass over memory of plain operations, and not of complex ones.
         if pairing == "half_split" or torch.compiler.is_compiling():
@@ -43,7 +43,7 @@ def rotary_angles(
 
 
 def rotate(
-    features: Float[Tensor, "batch heads tokens head_dim"], rotation: Rotation, pairing: Pairing = "interleaved"
+    features: Float[Tensor, "batch heads tokens head_dim"], rotation: RotaryEmbedding, pairing: Pairing = "interleaved"
 ) -> Float[Tensor, "batch heads tokens head_dim"]:
     """Queries or keys turned pair by pair; scores then depend on differences of positions alone."""
     wide = features.to(rotation.cos.dtype)
@@ -102,7 +102,7 @@ class RotaryGridConfig:
     base: tuple[float, float, float] = (10000.0, 10000.0, 10000.0)
     coordinate_scale: tuple[float, float, float] = (1.0, 1.0, 1.0)
     pairing: Pairing = "interleaved"
-    policies: tuple[Any, Any, Any] = (Direct(), Direct(), Direct())
+    policies: tuple[Any, Any, Any] = (Default(), Default(), Default())
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -188,7 +188,7 @@ def grid_rotation(
     text_tokens: int = 0,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
-) -> Rotation:
+) -> RotaryEmbedding:
     """The table of a whole clip in raster order, behind as many tokens of text that stay unrotated.
 
     Angles are in float64, whatever the table is.
@@ -199,10 +199,10 @@ def grid_rotation(
         still = torch.ones(text_tokens, angles.shape[-1], dtype=torch.float64)
         cos = torch.cat([still, angles.cos() * amplitudes])
         sin = torch.cat([torch.zeros_like(still), angles.sin() * amplitudes])
-        return Rotation(*(table.unsqueeze(0).to(device, dtype) for table in (cos, sin)))
+        return RotaryEmbedding(*(table.unsqueeze(0).to(device, dtype) for table in (cos, sin)))
 
 
-def wave_frequencies(original_max_position_embeddings: Grid, num_waves: int) -> Float64[Tensor, "waves 3"]:
+def position_frequencies(original_max_position_embeddings: Grid, num_frequencies: int) -> Float64[Tensor, "waves 3"]:
     """Radians that each wave turns from one token to the next along time, height and width.
 
     Each has its own slant: a sum of waves along single axes could not tell "early and on the left" without learning the
@@ -210,7 +210,7 @@ def wave_frequencies(original_max_position_embeddings: Grid, num_waves: int) -> 
     Sobol sequence, so that every program draws the same.
     """
     # The first two points are a corner and the middle, which would not turn at all.
-    points = torch.quasirandom.SobolEngine(3).draw(num_waves + 2, dtype=torch.float64)[2:]
+    points = torch.quasirandom.SobolEngine(3).draw(num_frequencies + 2, dtype=torch.float64)[2:]
     signed = 2 * points - 1
     highest = math.pi / 2
     lowest = torch.tensor(
@@ -220,12 +220,12 @@ def wave_frequencies(original_max_position_embeddings: Grid, num_waves: int) -> 
 
 
 @lru_cache(maxsize=64)
-def position_waves(
+def position_features(
     config: RotaryGridConfig,
     head_dim: int,
     grid: Grid,
     policies: tuple[ExtrapolationPolicy, ExtrapolationPolicy, ExtrapolationPolicy],
-    num_waves: int,
+    num_frequencies: int,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> Float[Tensor, "tokens features"]:
@@ -248,6 +248,6 @@ def position_waves(
         )
         angles = (
             grid_coordinates(grid).double()
-            @ (paces * wave_frequencies(config.original_max_position_embeddings, num_waves)).T
+            @ (paces * position_frequencies(config.original_max_position_embeddings, num_frequencies)).T
         )
         return torch.cat([angles.cos(), angles.sin()], dim=-1).to(device, dtype)

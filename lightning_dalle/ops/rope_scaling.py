@@ -44,10 +44,10 @@ class ExtrapolationPolicy(ABC):
 
 
 @dataclass(frozen=True)
-class Direct(ExtrapolationPolicy):
+class Default(ExtrapolationPolicy):
     """The frequencies of training: points beyond it get angles that were never seen."""
 
-    kind: str = field(default="direct", init=False)
+    kind: str = field(default="default", init=False)
 
     def frequencies(self, dim: int, base: float, trained: int, target: int) -> Float64[Tensor, " half"]:
         """Those of training."""
@@ -192,7 +192,7 @@ class FrameRateAware(ExtrapolationPolicy):
 
 
 POLICIES: dict[str, type[ExtrapolationPolicy]] = {
-    "direct": Direct,
+    "default": Default,
     "position_interpolation": PositionInterpolation,
     "ntk_aware": NTKAware,
     "yarn": YaRN,

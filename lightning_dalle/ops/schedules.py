@@ -1,4 +1,4 @@
-"""Values that follow a curve over optimizer updates and then stay."""
+"""Values that follow a curve over optimizer steps and then stay."""
 
 import math
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ class CosineSchedule:
 
     Attributes:
         start: Value at update 0.
-        end: Value at update `updates` and after it.
-        updates: Optimizer updates of the way; with 0 the value is `end` from the beginning.
+        end: Value at update `steps` and after it.
+        steps: Optimizer steps of the way; with 0 the value is `end` from the beginning.
 
     Raises:
-        ValueError: If `updates` is negative.
+        ValueError: If `steps` is negative.
     """
 
     start: float
     end: float
-    updates: int
+    steps: int
 
     def __post_init__(self) -> None:
         """Refuse a negative length."""
-        if self.updates < 0:
-            raise ValueError(f"updates ({self.updates}) must be at least 0; 0 takes the end value ({self.end}) at once")
+        if self.steps < 0:
+            raise ValueError(f"steps ({self.steps}) must be at least 0; 0 takes the end value ({self.end}) at once")
 
     def __call__(self, update: int) -> float:
         """Return the value at an update."""
-        if update >= self.updates:
+        if update >= self.steps:
             return self.end
-        return self.start + (self.end - self.start) * (1 - math.cos(math.pi * update / self.updates)) / 2
+        return self.start + (self.end - self.start) * (1 - math.cos(math.pi * update / self.steps)) / 2

@@ -18,7 +18,7 @@ MAX_PSNR = 99.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class EvaluationMetric:
     """One measured value.
 
     Args:
@@ -84,14 +84,14 @@ def mean_psnr(
 _VERDICTS = {True: "[green]met", False: "[red]not met", None: ""}
 
 
-def print_figures(console: Console, figures: Sequence[Figure]) -> None:
+def print_metrics(console: Console, metrics: Sequence[EvaluationMetric]) -> None:
     """A table of values beside their targets."""
-    table = Table("Figure", title="Figures", title_justify="left")
+    table = Table("Metric", title="Metrics", title_justify="left")
     table.add_column("Value", justify="right")
     table.add_column("Target", justify="right")
     table.add_column("")
-    for figure in figures:
-        table.add_row(figure.label, figure.value_text, figure.target_text, _VERDICTS[figure.met])
+    for metric in metrics:
+        table.add_row(metric.label, metric.value_text, metric.target_text, _VERDICTS[metric.met])
     console.print(table)
 
 
@@ -115,17 +115,17 @@ class Prompts:
 
 
 @dataclass
-class Judgement:
+class Evaluation:
     """All that one data set's scoring gives."""
 
-    figures: list[Figure] = field(default_factory=list)
+    metrics: list[EvaluationMetric] = field(default_factory=list)
     prompts: list[Prompts] = field(default_factory=list)
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def best_of_figures(
+def best_of_metrics(
     marks: Tensor, *, key: str, label: str, what: str, target: float, num_candidates: int
-) -> list[Figure]:
+) -> list[EvaluationMetric]:
     """Shares of right pictures: of the first of each row, of all, and of rows with any.
 
     Args:
@@ -140,7 +140,7 @@ def best_of_figures(
     n = len(marks)
     chosen = f"the picture that the reranker puts first of {num_candidates}"
     return [
-        Figure(
+        EvaluationMetric(
             key=f"{key}_best_of_{num_candidates}",
             label=f"{label}: best of {num_candidates}",
             definition=f"Share of {n} captions where {chosen} {what}.",
@@ -149,7 +149,7 @@ def best_of_figures(
             target=target,
             unit="%",
         ),
-        Figure(
+        EvaluationMetric(
             key=f"{key}_gain_of_reranking",
             label=f"{label}: gain of reranking",
             definition=f"The share above, less that of all {num_candidates} pictures of each caption ({mean:.1%}).",
@@ -160,7 +160,7 @@ def best_of_figures(
             strict=True,
             unit="points",
         ),
-        Figure(
+        EvaluationMetric(
             key=f"{key}_mean_of_{num_candidates}",
             label=f"{label}: mean of {num_candidates}",
             definition=f"Share of all {marks.numel()} pictures where the picture {what}.",
@@ -168,7 +168,7 @@ def best_of_figures(
             n=marks.numel(),
             unit="%",
         ),
-        Figure(
+        EvaluationMetric(
             key=f"{key}_any_of_{num_candidates}",
             label=f"{label}: any of {num_candidates}",
             definition=f"Share of {n} captions where any of the {num_candidates} pictures {what}: the best that a "
@@ -180,12 +180,12 @@ def best_of_figures(
     ]
 
 
-def reconstruction_figures(
+def reconstruction_metrics(
     originals: dict[str, Tensor], reconstructions: dict[str, Tensor], target: float | None
-) -> list[Figure]:
+) -> list[EvaluationMetric]:
     """Signal-to-noise ratios of reconstructions by split; the target is that of the first."""
     return [
-        Figure(
+        EvaluationMetric(
             key=f"reconstruction_psnr_{split}",
             label=f"Reconstruction PSNR, {'validation' if split == 'val' else 'training'}",
             definition="Peak signal-to-noise ratio of each picture after the code and back, averaged over pictures.",

@@ -1,11 +1,17 @@
-"""How pictures of emoji are judged: by the image of the set that they resemble most."""
+"""How pictures of emoji are evaluated: by the image of the set that they resemble most."""
 
 from torch import Tensor
 
 from lightning_dalle.data.emoji.openmoji import OpenMojiDataModule
 from lightning_dalle.evaluation.extractors import load_extractor
 from lightning_dalle.evaluation.scores import image_scores, nearest_neighbours
-from lightning_dalle.quickstart.evaluation import Figure, Judgement, Prompts, best_of_figures, reconstruction_figures
+from lightning_dalle.quickstart.evaluation import (
+    Evaluation,
+    EvaluationMetric,
+    Prompts,
+    best_of_metrics,
+    reconstruction_metrics,
+)
 from lightning_dalle.quickstart.pictures import (
     Models,
     RankedPictures,
@@ -21,15 +27,15 @@ PSNR_TARGET = 22.0
 EXTRACTOR = "effnet_lite0"
 
 
-def judge_open_moji(models: Models, data: OpenMojiDataModule, sampling: Sampling) -> Judgement:
+def evaluate_open_moji(models: Models, data: OpenMojiDataModule, sampling: Sampling) -> Evaluation:
     """Measure training captions, and what the discrete VAE keeps of all pictures."""
-    judgement = Judgement()
+    evaluation = Evaluation()
     images, all_captions = split_samples(data, "all")
     captions = training_prompts(data, sampling)
     pictures = draw_ranked(models, captions, sampling)
     originals = images[[all_captions.index(caption) for caption in captions]]
     marks = _bears_caption(models, pictures, images, all_captions)
-    judgement.figures += best_of_figures(
+    evaluation.metrics += best_of_metrics(
         marks,
         key="caption_match",
         label="Training captions",
@@ -41,12 +47,12 @@ def judge_open_moji(models: Models, data: OpenMojiDataModule, sampling: Sampling
         "Captions that were trained on, beside their picture of the training set. A mark tells whether the nearest "
         "picture of the whole set, by the reranker's image features, bears the caption."
     )
-    judgement.prompts.append(Prompts("Training captions", description, pictures, marks, originals))
+    evaluation.prompts.append(Prompts("Training captions", description, pictures, marks, originals))
     splits = {split: split_samples(data, split)[0] for split in ("val", "train")}
     reconstructions = {split: reconstruct(models.discrete_vae, part) for split, part in splits.items()}
-    judgement.figures += reconstruction_figures(splits, reconstructions, PSNR_TARGET)
-    _judge_likeness(judgement, models, pictures.best, originals)
-    return judgement
+    evaluation.metrics += reconstruction_metrics(splits, reconstructions, PSNR_TARGET)
+    _evaluate_likeness(evaluation, models, pictures.best, originals)
+    return evaluation
 
 
 def _bears_caption(models: Models, pictures: RankedPictures, images: Tensor, all_captions: list[str]) -> Tensor:
@@ -56,15 +62,15 @@ def _bears_caption(models: Models, pictures: RankedPictures, images: Tensor, all
     return pictures.bear_caption(nearest, all_captions)
 
 
-def _judge_likeness(judgement: Judgement, models: Models, best: Tensor, originals: Tensor) -> None:
+def _evaluate_likeness(evaluation: Evaluation, models: Models, best: Tensor, originals: Tensor) -> None:
     """Distances of generated from real pictures, beside those of mere reconstructions, which bound them from below."""
     extractor = load_extractor(EXTRACTOR)
     real = extractor.extract(originals)
     names = {"kd": "Kernel distance", "fd": "Fréchet distance"}
     for source, images in (("generated", best), ("reconstructed", reconstruct(models.discrete_vae, originals))):
         scores = image_scores(real, extractor.extract(images), EXTRACTOR)
-        judgement.figures += [
-            Figure(
+        evaluation.metrics += [
+            EvaluationMetric(
                 key=f"{kind}_{EXTRACTOR}_{source}",
                 label=f"{name}, {source} pictures",
                 definition=f"Between the {source} and the real pictures of {len(images)} captions, by features of "
@@ -75,4 +81,4 @@ def _judge_likeness(judgement: Judgement, models: Models, best: Tensor, original
             )
             for kind, name in names.items()
         ]
-    judgement.details["extractor"] = extractor.details
+    evaluation.details["extractor"] = extractor.details

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lightning_dalle.quickstart.evaluation import print_figures
+from lightning_dalle.quickstart.evaluation import print_metrics
 from lightning_dalle.quickstart.expected_time import (
     TYPICAL_SECONDS,
     Pace,
@@ -20,7 +20,7 @@ from lightning_dalle.quickstart.machine import StageLog, describe_machine, measu
 from lightning_dalle.quickstart.rehearsal import rehearse
 from lightning_dalle.quickstart.report import write_report
 from lightning_dalle.quickstart.results import Results
-from lightning_dalle.quickstart.scoring import judge
+from lightning_dalle.quickstart.scoring import evaluate
 from lightning_dalle.quickstart.settings import DataName, RunFolder, Sampling, Settings, write_json
 from lightning_dalle.quickstart.training import data_module, last_checkpoint, train, train_tokenizer, updates_done
 
@@ -48,7 +48,7 @@ def run_quickstart(
     Trains what the packaged recipes `DATA/discrete_vae`, `DATA/contrastive` and `DATA/text_to_image` say, draws
     pictures and measures them; of data that move, what `DATA/video_dit` says, and clips. The output folder gets the
     checkpoints, `report.html`, `metrics.json` and offline W&B runs.
-    Interrupted, the same call goes on from the last checkpoint; finished, it only prints the figures.
+    Interrupted, the same call goes on from the last checkpoint; finished, it only prints the metrics.
 
     Args:
         data: Real drawings, still or moving, or drawn shapes that an oracle reads back, still or moving.
@@ -103,7 +103,7 @@ class Pipeline:
             raise
         metrics = self._metrics()
         write_json(self.folder.metrics, metrics)
-        print_figures(self.console, Results.read(self.folder).figures)
+        print_metrics(self.console, Results.read(self.folder).metrics)
         self.console.print(f"Report: {self.folder.report}", soft_wrap=True)
         return metrics
 
@@ -125,7 +125,7 @@ class Pipeline:
             return lambda: train(settings, folder, stage, TITLES[stage], self.paces[stage], self._later_seconds(stage))
         work: dict[str, Callable[[], None]] = {
             "tokenizer": lambda: train_tokenizer(settings, folder),
-            "pictures": lambda: judge(folder, data_module(settings), settings.sampling),
+            "pictures": lambda: evaluate(folder, data_module(settings), settings.sampling),
             "report": lambda: write_report(folder, self.log.stages, describe_machine()),
         }
         return work[stage]
@@ -181,7 +181,7 @@ class Pipeline:
         results = Results.read(self.folder)
         return {
             "data": self.settings.data,
-            "figures": {figure.key: figure.as_mapping() for figure in results.figures},
+            "metrics": {metric.key: metric.as_mapping() for metric in results.metrics},
             "details": results.details,
             "stages": self.log.stages,
             "total_seconds": round(sum(map(self.log.seconds, self.log.stages)), 1),

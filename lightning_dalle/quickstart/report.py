@@ -10,7 +10,7 @@ from typing import Any
 from lightning_dalle.data.emoji import animated, openmoji
 from lightning_dalle.quickstart import report_pictures
 from lightning_dalle.quickstart.curves import draw_panels
-from lightning_dalle.quickstart.evaluation import Figure
+from lightning_dalle.quickstart.evaluation import EvaluationMetric
 from lightning_dalle.quickstart.results import Results
 from lightning_dalle.quickstart.settings import RunFolder, recipe_name
 
@@ -20,7 +20,7 @@ STAGE_NAMES = {
     "contrastive": "Contrastive reranker",
     "text_to_image": "Text-to-image transformer",
     "video_dit": "Video diffusion transformer",
-    "pictures": "Samples drawn and judged",
+    "pictures": "Samples drawn and evaluated",
     "report": "Report",
 }
 _TITLES = {
@@ -69,7 +69,7 @@ def render_report(results: Results, stages: Mapping[str, Mapping[str, Any]], mac
     """The page as text."""
     sections = [
         _opening(results, stages),
-        _figures(results.figures),
+        _metrics(results.metrics),
         *_attributes(results.details),
         *(report_pictures.prompts(prompts) for prompts in results.pictures["prompts"]),
         report_pictures.samples(results.pictures),
@@ -88,7 +88,7 @@ def _title(results: Results) -> str:
 
 
 def _opening(results: Results, stages: Mapping[str, Mapping[str, Any]]) -> str:
-    verdicts = [figure.met for figure in results.figures if figure.met is not None]
+    verdicts = [metric.met for metric in results.metrics if metric.met is not None]
     minutes = sum(stage["seconds"] for stage in stages.values()) / 60
     trained, shown = _LEADS[results.settings["data"]]
     return f"""<h1>{_title(results)}</h1>
@@ -96,26 +96,26 @@ def _opening(results: Results, stages: Mapping[str, Mapping[str, Any]]) -> str:
 {report_pictures.hero(results.pictures["prompts"])}"""
 
 
-def _figures(figures: list[Figure]) -> str:
-    rows = "\n".join(map(_figure_row, sorted(figures, key=lambda figure: figure.target is None)))
-    return f"""<h2>Figures</h2>
+def _metrics(metrics: list[EvaluationMetric]) -> str:
+    rows = "\n".join(map(_metric_row, sorted(metrics, key=lambda metric: metric.target is None)))
+    return f"""<h2>Metrics</h2>
 <div class="scroll"><table>
 <tr><th>Figure</th><th class="number">n</th><th class="number">Value</th><th class="number">Target</th><th></th></tr>
 {rows}
 </table></div>"""
 
 
-def _figure_row(figure: Figure) -> str:
+def _metric_row(metric: EvaluationMetric) -> str:
     verdict = {
         True: '<span class="verdict met">✓ met</span>',
         False: '<span class="verdict missed">✗ not met</span>',
         None: "",
-    }[figure.met]
-    definition = html.escape(figure.definition)
+    }[metric.met]
+    definition = html.escape(metric.definition)
     return (
-        f'<tr><td>{html.escape(figure.label)}<span class="definition">{definition}</span></td>'
-        f'<td class="number quiet">{figure.n}</td><td class="number">{figure.value_text}</td>'
-        f'<td class="number">{figure.target_text}</td><td>{verdict}</td></tr>'
+        f'<tr><td>{html.escape(metric.label)}<span class="definition">{definition}</span></td>'
+        f'<td class="number quiet">{metric.n}</td><td class="number">{metric.value_text}</td>'
+        f'<td class="number">{metric.target_text}</td><td>{verdict}</td></tr>'
     )
 
 

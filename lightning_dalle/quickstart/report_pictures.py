@@ -48,8 +48,8 @@ def prompts(group: Mapping[str, Any]) -> str:
 def samples(pictures: Mapping[str, Any]) -> str:
     """Training pictures with their captions."""
     pairs = zip(pictures["samples"], pictures["sample_captions"], strict=True)
-    figures = [_figure(image, caption) for image, caption in pairs]
-    return "<h2>Data</h2>\n" + _strip("", figures)
+    pictures = [_figure(image, caption) for image, caption in pairs]
+    return "<h2>Data</h2>\n" + _strip("", pictures)
 
 
 def reconstructions(pictures: Mapping[str, Any]) -> str:
@@ -57,14 +57,14 @@ def reconstructions(pictures: Mapping[str, Any]) -> str:
     if "originals" not in pictures:
         return ""
     pairs = zip(pictures["originals"], pictures["reconstructions"], strict=True)
-    figures = [
+    pictures = [
         f"<figure>{_image(original, 'original')}{_image(reconstruction, 'reconstruction')}</figure>"
         for original, reconstruction in pairs
     ]
     return f"""<h2>Reconstructions</h2>
 <p class="quiet">Validation pictures above, and below what the discrete VAE’s codes keep of them: the transformer can
 draw no better than this.</p>
-{_strip("pairs", figures)}"""
+{_strip("pairs", pictures)}"""
 
 
 def data_uri(image: UInt8[Tensor, "3 *size"]) -> str:
@@ -80,8 +80,8 @@ def _prompt(group: Mapping[str, Any], index: int) -> str:
     images = group["images"][index]
     scores = [None] * len(images) if group["scores"] is None else group["scores"][index].tolist()
     parts = zip(images, scores, group["marks"][index].tolist(), strict=True)
-    figures = "".join(_candidate(image, score, mark) for image, score, mark in parts)
-    candidates = f'<div class="candidates">{figures}</div>'
+    pictures = "".join(_candidate(image, score, mark) for image, score, mark in parts)
+    candidates = f'<div class="candidates">{pictures}</div>'
     if group["originals"] is not None:
         original = _image(group["originals"][index], "the training picture")
         candidates = (
@@ -104,8 +104,8 @@ def _image(image: Tensor, description: str) -> str:
     return f'<img src="{data_uri(image)}" alt="{html.escape(description, quote=True)}">'
 
 
-def _strip(kind: str, figures: Sequence[str]) -> str:
-    return f'<div class="strip {kind}">{"".join(figures)}</div>'
+def _strip(kind: str, pictures: Sequence[str]) -> str:
+    return f'<div class="strip {kind}">{"".join(pictures)}</div>'
 
 
 def _first_of_each_caption(captions: Sequence[str]) -> list[int]:

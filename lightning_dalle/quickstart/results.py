@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_dalle.quickstart.evaluation import Figure
+from lightning_dalle.quickstart.evaluation import EvaluationMetric
 from lightning_dalle.quickstart.settings import RunFolder
 
 Curves = dict[str, dict[int, float]]
@@ -20,7 +20,7 @@ Curves = dict[str, dict[int, float]]
 class Results:
     """Scores, pictures and curves of a run."""
 
-    figures: list[Figure]
+    metrics: list[EvaluationMetric]
     details: dict[str, Any]
     pictures: dict[str, Any]
     curves: dict[str, Curves]
@@ -28,11 +28,11 @@ class Results:
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Results":
-        """Read them from the folder of a run whose pictures have been judged."""
+        """Read them from the folder of a run whose pictures have been evaluated."""
         scores = json.loads(folder.scores.read_text(encoding="utf-8"))
         settings = json.loads((folder.path / "settings.json").read_text(encoding="utf-8"))
         return cls(
-            figures=[Figure(**figure) for figure in scores["figures"]],
+            metrics=[EvaluationMetric(**metric) for metric in scores["metrics"]],
             details=scores["details"],
             pictures=torch.load(folder.pictures, weights_only=True),
             curves={stage: read_curves(folder.work(stage) / "logs") for stage in settings["recipes"]},

@@ -1,4 +1,4 @@
-"""The stage that draws and judges pictures."""
+"""The stage that draws and evaluates pictures."""
 
 import dataclasses
 import os
@@ -14,18 +14,18 @@ from lightning_dalle.data.emoji.openmoji import OpenMojiDataModule
 from lightning_dalle.data.moving_shapes.data_module import MovingShapesDataModule
 from lightning_dalle.data.shapes.data_module import CaptionedShapesDataModule
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
-from lightning_dalle.quickstart.evaluation import Judgement, Prompts
-from lightning_dalle.quickstart.open_moji_scores import judge_open_moji
+from lightning_dalle.quickstart.evaluation import Evaluation, Prompts
+from lightning_dalle.quickstart.open_moji_scores import evaluate_open_moji
 from lightning_dalle.quickstart.pictures import Models, load_final, reconstruct, split_samples
 from lightning_dalle.quickstart.settings import RunFolder, Sampling, write_json
-from lightning_dalle.quickstart.shapes_scores import judge_shapes
-from lightning_dalle.quickstart.video_scores import judge_animated_emoji, judge_moving_shapes
+from lightning_dalle.quickstart.shapes_scores import evaluate_shapes
+from lightning_dalle.quickstart.video_scores import evaluate_animated_emoji, evaluate_moving_shapes
 
 NUM_SHOWN = 16
 """Samples and reconstructions in the report."""
 
 
-def judge(folder: RunFolder, data: CaptionedDataModule, sampling: Sampling) -> None:
+def evaluate(folder: RunFolder, data: CaptionedDataModule, sampling: Sampling) -> None:
     """Draw pictures or clips, measure, and leave them and the scores in the folder.
 
     Raises:
@@ -34,36 +34,36 @@ def judge(folder: RunFolder, data: CaptionedDataModule, sampling: Sampling) -> N
     """
     reconstructed: dict[str, Tensor] = {}
     if isinstance(data, MovingShapesDataModule):
-        judgement = judge_moving_shapes(load_final(VideoDiTModule, folder, "video_dit"), data, sampling)
+        evaluation = evaluate_moving_shapes(load_final(VideoDiTModule, folder, "video_dit"), data, sampling)
     elif isinstance(data, AnimatedEmojiDataModule):
-        judgement = judge_animated_emoji(load_final(VideoDiTModule, folder, "video_dit"), data, sampling)
+        evaluation = evaluate_animated_emoji(load_final(VideoDiTModule, folder, "video_dit"), data, sampling)
     elif isinstance(data, CaptionedShapesDataModule | OpenMojiDataModule):
         models = Models.load(folder)
         if isinstance(data, CaptionedShapesDataModule):
-            judgement = judge_shapes(models, data, sampling)
+            evaluation = evaluate_shapes(models, data, sampling)
         else:
-            judgement = judge_open_moji(models, data, sampling)
+            evaluation = evaluate_open_moji(models, data, sampling)
         originals = split_samples(data, "val", NUM_SHOWN)[0]
         reconstructed = {"originals": originals, "reconstructions": reconstruct(models.discrete_vae, originals)}
     else:
         known = "OpenMojiDataModule, CaptionedShapesDataModule, MovingShapesDataModule or AnimatedEmojiDataModule"
-        raise TypeError(f"data ({type(data).__name__}) must be {known}, which can be judged")
-    _save_pictures(folder, data, judgement, reconstructed)
+        raise TypeError(f"data ({type(data).__name__}) must be {known}, which can be evaluated")
+    _save_pictures(folder, data, evaluation, reconstructed)
     write_json(
         folder.scores,
-        {"figures": [dataclasses.asdict(figure) for figure in judgement.figures], "details": judgement.details},
+        {"metrics": [dataclasses.asdict(metric) for metric in evaluation.metrics], "details": evaluation.details},
     )
 
 
 def _save_pictures(
-    folder: RunFolder, data: CaptionedDataModule, judgement: Judgement, reconstructed: Mapping[str, Tensor]
+    folder: RunFolder, data: CaptionedDataModule, evaluation: Evaluation, reconstructed: Mapping[str, Tensor]
 ) -> None:
     samples, captions = split_samples(data, "train", NUM_SHOWN)
     content = {
         "samples": samples,
         "sample_captions": captions,
         **reconstructed,
-        "prompts": [_as_mapping(prompts) for prompts in judgement.prompts],
+        "prompts": [_as_mapping(prompts) for prompts in evaluation.prompts],
     }
     unfinished = folder.pictures.with_suffix(".tmp")
     torch.save(content, unfinished)

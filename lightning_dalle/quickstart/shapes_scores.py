@@ -1,10 +1,16 @@
-"""How pictures of drawn shapes are judged: the oracle reads back what they show."""
+"""How pictures of drawn shapes are evaluated: the oracle reads back what they show."""
 
 import random
 
 from lightning_dalle.data.shapes.data_module import CaptionedShapesDataModule
 from lightning_dalle.data.shapes.oracle import attribute_shares, matches_each
-from lightning_dalle.quickstart.evaluation import Figure, Judgement, Prompts, best_of_figures, reconstruction_figures
+from lightning_dalle.quickstart.evaluation import (
+    Evaluation,
+    EvaluationMetric,
+    Prompts,
+    best_of_metrics,
+    reconstruction_metrics,
+)
 from lightning_dalle.quickstart.pictures import Models, draw_ranked, reconstruct, split_samples
 from lightning_dalle.quickstart.settings import Sampling
 
@@ -18,13 +24,13 @@ _HELD_OUT = {
 }
 
 
-def judge_shapes(models: Models, data: CaptionedShapesDataModule, sampling: Sampling) -> Judgement:
+def evaluate_shapes(models: Models, data: CaptionedShapesDataModule, sampling: Sampling) -> Evaluation:
     """Measure held-out captions, and what the discrete VAE keeps of validation pictures."""
-    judgement = Judgement()
+    evaluation = Evaluation()
     for num_objects in data.counts:
-        _judge_prompts(judgement, models, held_out_prompts(data, num_objects, sampling), num_objects, sampling)
-    _judge_reconstructions(judgement, models, data)
-    return judgement
+        _judge_prompts(evaluation, models, held_out_prompts(data, num_objects, sampling), num_objects, sampling)
+    _evaluate_reconstructions(evaluation, models, data)
+    return evaluation
 
 
 def held_out_prompts(data: CaptionedShapesDataModule, num_objects: int, sampling: Sampling) -> list[str]:
@@ -36,14 +42,14 @@ def held_out_prompts(data: CaptionedShapesDataModule, num_objects: int, sampling
 
 
 def _judge_prompts(
-    judgement: Judgement, models: Models, captions: list[str], num_objects: int, sampling: Sampling
+    evaluation: Evaluation, models: Models, captions: list[str], num_objects: int, sampling: Sampling
 ) -> None:
     pictures = draw_ranked(models, captions, sampling)
     marks = matches_each(pictures.images.flatten(0, 1), pictures.repeated_captions)
     marks = marks.unflatten(0, pictures.images.shape[:2])
     words = _WORDS[num_objects]
     key = words.replace(" ", "_").removesuffix("s")
-    judgement.figures += best_of_figures(
+    evaluation.metrics += best_of_metrics(
         marks,
         key=key,
         label=f"Held-out, {words}",
@@ -51,19 +57,19 @@ def _judge_prompts(
         target=TARGETS[num_objects],
         num_candidates=sampling.candidates,
     )
-    judgement.details[f"{key}_attributes"] = {
+    evaluation.details[f"{key}_attributes"] = {
         "best": attribute_shares(pictures.best, captions),
         "mean": attribute_shares(pictures.images.flatten(0, 1), pictures.repeated_captions),
     }
     description = f"{_HELD_OUT[num_objects]} A mark tells whether the oracle reads the caption back from the picture."
-    judgement.prompts.append(Prompts(f"Held-out captions of {words}", description, pictures, marks))
+    evaluation.prompts.append(Prompts(f"Held-out captions of {words}", description, pictures, marks))
 
 
-def _judge_reconstructions(judgement: Judgement, models: Models, data: CaptionedShapesDataModule) -> None:
+def _evaluate_reconstructions(evaluation: Evaluation, models: Models, data: CaptionedShapesDataModule) -> None:
     images, captions = split_samples(data, "val")
     reconstructions = {"val": reconstruct(models.discrete_vae, images)}
-    judgement.figures.append(
-        Figure(
+    evaluation.metrics.append(
+        EvaluationMetric(
             key="reconstruction_oracle_accuracy",
             label="Reconstructions, oracle",
             definition="Share of validation pictures that the oracle still reads back wholly after the code and back.",
@@ -75,4 +81,4 @@ def _judge_reconstructions(judgement: Judgement, models: Models, data: Captioned
     )
     originals = {"val": images, "train": split_samples(data, "train", NUM_TRAINING_PICTURES)[0]}
     reconstructions["train"] = reconstruct(models.discrete_vae, originals["train"])
-    judgement.figures += reconstruction_figures(originals, reconstructions, target=None)
+    evaluation.metrics += reconstruction_metrics(originals, reconstructions, target=None)

@@ -11,28 +11,28 @@ from lightning_dalle.data.moving_shapes.data_module import MovingShapesDataModul
 from lightning_dalle.data.moving_shapes.oracle import attribute_shares, matches_each
 from lightning_dalle.evaluation.clip_features import frame_difference
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
-from lightning_dalle.quickstart.evaluation import Figure, Judgement, Prompts
+from lightning_dalle.quickstart.evaluation import Evaluation, EvaluationMetric, Prompts
 from lightning_dalle.quickstart.pictures import draw_clips, split_samples, training_prompts
 from lightning_dalle.quickstart.settings import Sampling
 
 AGREEMENT_TARGET = 0.5
 
 
-def motion_figures(
+def motion_metrics(
     generated: UInt8[Tensor, "generated 3 frames height width"], real: UInt8[Tensor, "real 3 frames height width"]
-) -> list[Figure]:
+) -> list[EvaluationMetric]:
     """The ratio of the mean frame differences, and how near it is to 1 from either side."""
     ratio = float(frame_difference(generated).mean() / frame_difference(real).mean())
     n = len(generated)
     return [
-        Figure(
+        EvaluationMetric(
             key="motion_ratio",
             label="Motion, sampled to real",
             definition="Mean difference of neighbouring frames in sampled clips, over that in real clips.",
             value=ratio,
             n=n,
         ),
-        Figure(
+        EvaluationMetric(
             key="motion_agreement",
             label="Motion, smaller to larger",
             definition="The ratio above or its inverse, whichever is below 1: 0.5 is a factor of 2.",
@@ -54,30 +54,30 @@ _LABELS = {
 NUM_REAL_CLIPS = 200
 
 
-def judge_moving_shapes(module: VideoDiTModule, data: MovingShapesDataModule, sampling: Sampling) -> Judgement:
+def evaluate_moving_shapes(module: VideoDiTModule, data: MovingShapesDataModule, sampling: Sampling) -> Evaluation:
     """Measure clips of held-out captions, and how much moves in them."""
-    judgement = Judgement()
+    evaluation = Evaluation()
     captions = data.held_out_captions()
     captions = random.Random(sampling.seed).sample(captions, min(sampling.num_prompts, len(captions)))
     drawn = draw_clips(module, captions, sampling)
     flat, repeated = drawn.images.flatten(0, 1), drawn.repeated_captions
     marks = matches_each(flat, repeated)
     shares = {**attribute_shares(flat, repeated), "all": float(marks.double().mean())}
-    judgement.figures += [_share_figure(name, share, len(flat)) for name, share in shares.items()]
-    judgement.figures += motion_figures(flat, split_samples(data, "val", NUM_REAL_CLIPS)[0])
+    evaluation.metrics += [_share_figure(name, share, len(flat)) for name, share in shares.items()]
+    evaluation.metrics += motion_metrics(flat, split_samples(data, "val", NUM_REAL_CLIPS)[0])
     description = (
         "Colour, shape, direction and speed of each caption never met in training. A mark tells whether the oracle "
         "reads all four back from the clip."
     )
-    judgement.prompts.append(
+    evaluation.prompts.append(
         Prompts("Held-out captions", description, drawn, marks.unflatten(0, drawn.images.shape[:2]))
     )
-    return judgement
+    return evaluation
 
 
-def _share_figure(name: str, share: float, num_clips: int) -> Figure:
+def _share_figure(name: str, share: float, num_clips: int) -> EvaluationMetric:
     what = "the whole caption" if name == "all" else f"the caption's {_LABELS[name]}"
-    return Figure(
+    return EvaluationMetric(
         key=f"oracle_{name}",
         label="Held-out captions: " + ("all of it" if name == "all" else _LABELS[name]),
         definition=f"Share of all sampled clips from which the oracle reads {what}.",
@@ -88,7 +88,7 @@ def _share_figure(name: str, share: float, num_clips: int) -> Figure:
     )
 
 
-def judge_animated_emoji(module: VideoDiTModule, data: AnimatedEmojiDataModule, sampling: Sampling) -> Judgement:
+def evaluate_animated_emoji(module: VideoDiTModule, data: AnimatedEmojiDataModule, sampling: Sampling) -> Evaluation:
     """Measure clips of training captions: whether they are the emoji that was asked for, and whether they move."""
     clips, all_captions = split_samples(data, "all")
     captions = training_prompts(data, sampling)
@@ -97,9 +97,9 @@ def judge_animated_emoji(module: VideoDiTModule, data: AnimatedEmojiDataModule, 
     flat = drawn.images.flatten(0, 1)
     nearest = torch.cdist(flat.flatten(1).float(), clips.flatten(1).float()).argmin(dim=1)
     marks = drawn.bear_caption(nearest, all_captions)
-    judgement = Judgement()
-    judgement.figures.append(
-        Figure(
+    evaluation = Evaluation()
+    evaluation.metrics.append(
+        EvaluationMetric(
             key="caption_match",
             label="Training captions: the right emoji",
             definition=f"Share of sampled clips whose nearest clip of all {len(clips)}, pixel by pixel, bears the "
@@ -109,10 +109,10 @@ def judge_animated_emoji(module: VideoDiTModule, data: AnimatedEmojiDataModule, 
             unit="%",
         )
     )
-    judgement.figures += motion_figures(flat, originals)
+    evaluation.metrics += motion_metrics(flat, originals)
     description = (
         "Captions that were trained on, beside their clip of the training set. A mark tells whether the nearest clip "
         "of the whole set, pixel by pixel, bears the caption."
     )
-    judgement.prompts.append(Prompts("Training captions", description, drawn, marks, originals))
-    return judgement
+    evaluation.prompts.append(Prompts("Training captions", description, drawn, marks, originals))
+    return evaluation

@@ -19,7 +19,7 @@ from tests.benchmarks.table import Table
 README = Path(__file__).with_name("README.md")
 INTRODUCTION = """# Benchmarks
 
-`make bench` measures these figures and writes this file. In each table the ways of doing the same work were run in turn
+`make bench` measures these metrics and writes this file. In each table the ways of doing the same work were run in turn
 in one process, after one round that does not count; times are medians. The dropped round and the turns leave a ratio
 that a busy machine moves less than the times, yet an idle one is better.
 """

@@ -24,7 +24,7 @@ def _train(folder: Path, updates: int, batch_size: int, moments: str) -> dict[st
 
 
 def main() -> None:
-    """Train both and print the figures."""
+    """Train both and print the metrics."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=300)
     parser.add_argument("--batch-size", type=int, default=16)
@@ -34,8 +34,8 @@ def main() -> None:
         folder = Path(name)
         prepare(folder)
         for moments in ("32bit", "16bit"):
-            figures = _train(folder, arguments.updates, arguments.batch_size, moments)
-            print(moments, {key: round(value, 4) for key, value in figures.items()}, flush=True)
+            metrics = _train(folder, arguments.updates, arguments.batch_size, moments)
+            print(moments, {key: round(value, 4) for key, value in metrics.items()}, flush=True)
 
 
 if __name__ == "__main__":

@@ -53,14 +53,14 @@ class Layer(nn.Module):
         super().__init__()
         self.norm, self.projections = nn.LayerNorm(width), nn.Linear(width, 3 * width)
         self.output, self.network_norm = nn.Linear(width, width), nn.LayerNorm(width)
-        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.heads, self.attention = heads, attention
 
     def forward(self, hidden: Tensor) -> Tensor:
         projected = self.projections(self.norm(hidden)).unflatten(-1, (3, self.heads, -1))
         attended = self.attention(*projected.permute(2, 0, 3, 1, 4))
         hidden = hidden + self.output(attended.transpose(1, 2).flatten(2))
-        return hidden + self.contract(gelu(self.expand(self.network_norm(hidden))))
+        return hidden + self.fc2(gelu(self.fc1(self.network_norm(hidden))))
 
 
 def train(network: nn.Module, hidden: Tensor) -> None:

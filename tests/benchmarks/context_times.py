@@ -43,7 +43,7 @@ def cases(sizes: Sizes) -> list[Case]:
 
 
 def measure(rank: int, sizes: Sizes) -> list[dict[str, float]]:
-    """Each case's figures of this rank."""
+    """Each case's metrics of this rank."""
     return [_measure_case(rank, sizes, case) for case in cases(sizes)]
 
 
@@ -97,20 +97,20 @@ def table_of(sizes: Sizes, world_size: int) -> Table:
     ring = 6 * (world_size - 1) / world_size * size
     rows: list[tuple[str, ...]] = []
     for number, case in enumerate(cases(sizes)):
-        figures = [answers[number] for answers in ranks]
-        together = max(each["together"] for each in figures)
-        computing = [each["computing"] for each in figures]
+        metrics = [answers[number] for answers in ranks]
+        together = max(each["together"] for each in metrics)
+        computing = [each["computing"] for each in metrics]
         row = (
             case.name,
-            milliseconds(figures[0]["alone"]),
+            milliseconds(metrics[0]["alone"]),
             milliseconds(together),
-            f"{together / figures[0]['alone']:.2f}",
-            f"{min(each['overlap'] for each in figures):.0%}",
+            f"{together / metrics[0]['alone']:.2f}",
+            f"{min(each['overlap'] for each in metrics):.0%}",
             f"{max(computing) / statistics.mean(computing) - 1:.1%}",
-            f"{max(each['bytes'] for each in figures) / 1e6:.2f}",
+            f"{max(each['bytes'] for each in metrics) / 1e6:.2f}",
             f"{ring / 1e6:.2f}",
-            f"{max(each['kept'] / each['kept_alone'] for each in figures):.2f}",
-            f"{max(each['error'] for each in figures):.0e}",
+            f"{max(each['kept'] / each['kept_alone'] for each in metrics):.2f}",
+            f"{max(each['error'] for each in metrics):.0e}",
         )
         rows.append(row)
     note = (

@@ -64,9 +64,9 @@ def transformer(folder: Path, updates: int, **training: Any) -> TextToImageModul
     )
     settings = TextToImageTrainingConfig(
         learning_rate=2e-3,
-        warmup_updates=updates // 20,
+        warmup_steps=updates // 20,
         schedule="cosine",
-        total_updates=updates,
+        total_steps=updates,
         kept_image_tokens=2 * NUM_TRAIN,
         **training,
     )

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("deepspeed") is None, reason="the extra deepspeed is not installed"),
     pytest.mark.timeout(1800),
 ]
-TRAINING = TextToImageTrainingConfig(learning_rate=1e-2, warmup_updates=2, schedule="cosine", total_updates=30)
+TRAINING = TextToImageTrainingConfig(learning_rate=1e-2, warmup_steps=2, schedule="cosine", total_steps=30)
 UPDATES, BATCH = 6, 4
 
 

@@ -35,7 +35,7 @@ def _module(conditioning: str, checkpointing: bool = False) -> VideoDiTModule:
         NETWORK,
         conditioning=conditioning,  # type: ignore[arg-type]
         pooled_text=conditioning == "joint",
-        position_waves=6 if conditioning == "joint" else 0,
+        position_features=6 if conditioning == "joint" else 0,
         activation_checkpointing=checkpointing,
     )
     module = tiny_module(std=0.3, network=network)

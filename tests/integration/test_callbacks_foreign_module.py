@@ -31,17 +31,17 @@ def test_every_logger_gets_figures_and_pictures(tmp_path: Path) -> None:
         trainer = fit(Painter(), list(_callbacks(tmp_path)), logger=loggers, log_every_n_steps=1, max_epochs=2)
         summary = dict(wandb_logger.experiment.summary)
         wandb_logger.experiment.finish()
-    figures = {"val/reranking_best_score", "val/fd_mean_colour", "val/kd_mean_colour", "val/num_scored_images"}
-    assert figures <= set(trainer.callback_metrics)
-    assert figures <= set((tmp_path / "csv/version_0/metrics.csv").read_text().splitlines()[0].split(","))
+    metrics = {"val/reranking_best_score", "val/fd_mean_colour", "val/kd_mean_colour", "val/num_scored_images"}
+    assert metrics <= set(trainer.callback_metrics)
+    assert metrics <= set((tmp_path / "csv/version_0/metrics.csv").read_text().splitlines()[0].split(","))
     assert sorted(path.name for path in (tmp_path / "csv/version_0/images").glob("*.png")) == [
         "val-reranked-3.png",
         "val-reranked-6.png",
     ]
     events = EventAccumulator(str(tmp_path / "tensorboard/version_0")).Reload()
-    assert figures <= set(events.Tags()["scalars"])
+    assert metrics <= set(events.Tags()["scalars"])
     assert [image.step for image in events.Images("val/reranked")] == [3, 6]
-    assert figures <= set(summary)
+    assert metrics <= set(summary)
     assert len(list(tmp_path.rglob("media/images/val/reranked_*.png"))) == 2
 
 

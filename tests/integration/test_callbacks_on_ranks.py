@@ -58,7 +58,7 @@ def _validate(rank: int, shares: list[int], folder: Path) -> dict[str, Any]:
         "images": reranking.result.images,
         "scores": reranking.result.scores,
         "order": reranking.result.order,
-        "figures": metrics.scores,
+        "metrics": metrics.scores,
         "calls": [call["captions"] for call in painter.calls],
         "barriers": [name for name in strategy.barriers if name in ("CLIPReranking", "ImageGenerationMetrics")],
     }
@@ -69,9 +69,9 @@ def test_ranks_share_the_work_whatever_each_has_of_the_validation_set(tmp_path: 
     cases = [[3, 1], [4, 0]]
     by_rank = run_ranks(_validate_rank, 2, cases, tmp_path, timeout=180)
     for (first, second), num_images in zip(zip(*by_rank, strict=True), [3, 2], strict=True):
-        for name in ("images", "scores", "order", "figures"):
+        for name in ("images", "scores", "order", "metrics"):
             torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
-        assert first["figures"]["num_scored_images"] == num_images
+        assert first["metrics"]["num_scored_images"] == num_images
         # One call for the prompts, one for the metrics: as often on each rank.
         assert [len(first["calls"]), len(second["calls"])] == [2, 2]
         assert first["barriers"] == second["barriers"] == ["CLIPReranking", "ImageGenerationMetrics"]
@@ -96,15 +96,15 @@ def _film_rank(rank: int, shares: list[int], folder: Path) -> dict[str, Any]:
     assert reranking.result is not None
     assert samples.clips is not None
     motion = {name: value for name, value in trainer.callback_metrics.items() if "motion" in name}
-    return {"best": reranking.result.images, "figures": metrics.scores, "clips": samples.clips, "motion": motion}
+    return {"best": reranking.result.images, "metrics": metrics.scores, "clips": samples.clips, "motion": motion}
 
 
 def test_ranks_share_the_work_on_clips(tmp_path: Path) -> None:
     # num_images (4) is 2 on each rank: of the first rank's 3 clips one is left out.
     first, second = run_ranks(_film_rank, 2, [3, 1], tmp_path, timeout=180)
-    for name in ("best", "figures", "clips", "motion"):
+    for name in ("best", "metrics", "clips", "motion"):
         torch.testing.assert_close(first[name], second[name], rtol=0, atol=0)
-    assert (first["figures"]["num_scored_clips"], first["figures"]["num_scored_images"]) == (3, 9)
+    assert (first["metrics"]["num_scored_clips"], first["metrics"]["num_scored_images"]) == (3, 9)
     assert first["best"].shape == (3, 2, 3, 3, 8, 8)
     assert first["clips"].shape == (3, 1, 3, 3, 8, 8)
     by_rank = [frame_difference(clips).mean() for clips in (filmed_clips()[:3], filmed_clips()[3:4])]

@@ -21,9 +21,9 @@ EPOCHS, BATCHES, BATCH_SIZE = 3, 5, 4
 SAVED_EVERY, KILLED_AT = 3, 8
 NETWORK = {"image_size": 8, "codebook_size": 16, "hidden_width": 8, "num_groups": 2, "patch_codebook": True}
 TRAINING = {
-    "step_size": {"start": 1e-3, "end": 1e-5, "updates": 12},
-    "kl_weight": {"start": 0.0, "end": 1.0, "updates": 7},
-    "temperature": {"start": 1.0, "end": 0.5, "updates": 10},
+    "learning_rate": {"start": 1e-3, "end": 1e-5, "steps": 12},
+    "kl_weight": {"start": 0.0, "end": 1.0, "steps": 7},
+    "temperature": {"start": 1.0, "end": 0.5, "steps": 10},
     "dequantise": True,
 }
 
@@ -74,14 +74,14 @@ class SyntheticImages(LightningDataModule):
 
 
 class Curve(Callback):
-    """Writes each loss and each validation's figures to a file, without rounding, and kills the process if told to."""
+    """Writes each loss and each validation's metrics to a file, without rounding, and kills the process if told to."""
 
     def __init__(self, path: Path, killed_at: int | None = None) -> None:
         self.path, self.killed_at = path, killed_at
 
-    def _write(self, name: str, figures: Mapping[str, Any]) -> None:
+    def _write(self, name: str, metrics: Mapping[str, Any]) -> None:
         with self.path.open("a") as file:
-            file.write(f"{name} {[(key, float(value).hex()) for key, value in sorted(figures.items())]}\n")
+            file.write(f"{name} {[(key, float(value).hex()) for key, value in sorted(metrics.items())]}\n")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -27,7 +27,7 @@ class _SpoilOneRank(Callback):
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_rank == 1 and trainer.global_step == self.step:
-            pl_module.network.bodies[2].contract.weight.grad[0, 0] = math.nan
+            pl_module.network.bodies[2].fc2.weight.grad[0, 0] = math.nan
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self.weights.append(torch.cat([parameter.detach().flatten() for parameter in pl_module.parameters()]))

@@ -59,7 +59,7 @@ class SpoilAndKill(Callback):
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.global_step in EVENTS:
-            pl_module.network.bodies[EVENTS[trainer.global_step]].expand.weight.grad[0, 0] = math.nan
+            pl_module.network.bodies[EVENTS[trainer.global_step]].fc1.weight.grad[0, 0] = math.nan
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if trainer.global_step == self.killed_at:

@@ -41,7 +41,7 @@ EXTRA = {
         "--model.network.vision_width=8",
         "--model.network.text_width=16",
         "--model.network.text_heads=2",
-        "--model.training.warmup_updates=1",
+        "--model.training.warmup_steps=1",
     ],
     "text_to_image": [
         *COMMON,
@@ -50,7 +50,7 @@ EXTRA = {
         "--model.network.depth=2",
         "--model.network.num_heads=1",
         "--model.network.head_dim=16",
-        "--model.training.warmup_updates=1",
+        "--model.training.warmup_steps=1",
     ],
 }
 SETTINGS = Settings(data="shapes", sampling=Sampling(num_prompts=8, num_candidates=2), extra=EXTRA)
@@ -90,7 +90,7 @@ def test_a_finished_run_has_left_everything(finished: Path) -> None:
 
 def test_metrics_hold_figures_with_their_targets_time_and_memory(finished: Path) -> None:
     metrics = json.loads((finished / "metrics.json").read_text())
-    best = metrics["figures"]["two_object_best_of_2"]
+    best = metrics["metrics"]["two_object_best_of_2"]
     assert (best["target"], best["n"]) == (0.6, 8)
     assert best["met"] is (best["value"] >= 0.6)
     assert list(metrics["stages"]) == list(STAGES)

@@ -1,4 +1,4 @@
-"""Reads moving shapes back from pixels, so that generated clips are judged by what they show.
+"""Reads moving shapes back from pixels, so that generated clips are evaluated by what they show.
 
 Frames are read one by one with the templates of `shapes_oracle`; words on which most frames agree are the clip's, and a
 line through the places is its motion. What frames do not agree on is left unread.

@@ -1,4 +1,4 @@
-"""Reads drawn shapes back from pixels, so that generated pictures are judged by what they show.
+"""Reads drawn shapes back from pixels, so that generated pictures are evaluated by what they show.
 
 Each picture is explained greedily by templates (the very masks that were drawn, in each colour, at each pixel): the one
 that lowers the squared error most is taken out, then the next. What is left must be small, else nothing is read.

@@ -201,8 +201,8 @@ def _shown(mask: SequenceMask, queries: range, keys: range, finely: bool) -> Ite
         yield verdict, queries, keys
         return
     for strip in _cut(queries):
-        judged = ((_judge(mask, strip, part), part) for part in _cut(keys))
-        for joint, neighbours in groupby(judged, key=lambda pair: pair[0]):
+        evaluated = ((_judge(mask, strip, part), part) for part in _cut(keys))
+        for joint, neighbours in groupby(evaluated, key=lambda pair: pair[0]):
             parts = [part for _, part in neighbours]
             together = range(parts[0].start, parts[-1].stop)
             if joint != "skip":

@@ -57,9 +57,9 @@ def test_best_candidates_are_kept_best_first() -> None:
         result.images.double().mean(dim=(2, 3, 4)).float(), result.scores.gather(1, result.order)
     )
     assert torch.equal(result.scores.gather(1, result.order), result.scores.topk(3, dim=1).values)
-    figures = trainer.callback_metrics
-    torch.testing.assert_close(figures["val/reranking_best_score"], result.scores.max(dim=1).values.mean())
-    torch.testing.assert_close(figures["val/reranking_mean_score"], result.scores.mean())
+    metrics = trainer.callback_metrics
+    torch.testing.assert_close(metrics["val/reranking_best_score"], result.scores.max(dim=1).values.mean())
+    torch.testing.assert_close(metrics["val/reranking_mean_score"], result.scores.mean())
 
 
 def test_clips_are_ranked_by_the_mean_over_their_frames(tmp_path: Path) -> None:

@@ -45,25 +45,25 @@ def test_figures_are_those_of_the_gradients(per_block: bool) -> None:
     torch.manual_seed(0)
     model, monitor = Look(learning_rate=0.5), LossScaleMonitor(every_n_updates=1)
     outputs: list[Tensor] = []
-    torch.nn.init.constant_(model.network.bodies[1].contract.bias, -5.0)
+    torch.nn.init.constant_(model.network.bodies[1].fc2.bias, -5.0)
     model.network.bodies[1].register_forward_hook(lambda _, args, output: outputs.append(output))
     fit(model, plugin(per_block), monitor, 1)
-    figures = monitor.figures
-    assert figures["precision/skipped_share"] == 0
+    metrics = monitor.metrics
+    assert metrics["precision/skipped_share"] == 0
     before, after = (torch.cat([part.flatten() for part in parts]) for parts in (seen["before"], model.parameters()))
     ratio = ((after - before).norm() / before.norm()).item()
     if per_block:
         gradients = torch.cat([gradient.flatten() for gradient in seen["gradients"]])
-        assert figures["precision/scale/body_1"] == pytest.approx(2**13 * 2 ** (1 / 1000))
-        assert figures["precision/gradient_norm/body_1"] == pytest.approx(gradients.norm().item(), rel=1e-5)
-        assert figures["precision/largest_gradient/body_1"] == pytest.approx(gradients.abs().max().item())
-        assert figures["precision/zero_gradients/body_1"] == pytest.approx((gradients == 0).float().mean().item())
-        assert figures["precision/growths/body_1"] == 1
-        assert figures["precision/largest_activation/body_1"] == pytest.approx(-outputs[0].min().item())
-        assert "precision/update_ratio/outside" in figures
+        assert metrics["precision/scale/body_1"] == pytest.approx(2**13 * 2 ** (1 / 1000))
+        assert metrics["precision/gradient_norm/body_1"] == pytest.approx(gradients.norm().item(), rel=1e-5)
+        assert metrics["precision/largest_gradient/body_1"] == pytest.approx(gradients.abs().max().item())
+        assert metrics["precision/zero_gradients/body_1"] == pytest.approx((gradients == 0).float().mean().item())
+        assert metrics["precision/growths/body_1"] == 1
+        assert metrics["precision/largest_activation/body_1"] == pytest.approx(-outputs[0].min().item())
+        assert "precision/update_ratio/outside" in metrics
     else:
-        assert figures["precision/scale/module"] == 1024
-        assert figures["precision/update_ratio/module"] == pytest.approx(ratio, rel=1e-4)
+        assert metrics["precision/scale/module"] == 1024
+        assert metrics["precision/update_ratio/module"] == pytest.approx(ratio, rel=1e-4)
 
 
 class SpoiltForward(ResidualModule):
@@ -81,8 +81,8 @@ class SpoiltBackward(ResidualModule):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         self.network.bodies[1].gain = 1e6 if batch_idx == 2 else 1.0
         with torch.no_grad():
-            self.network.bodies[1].contract.weight.fill_(0.0 if batch_idx == 2 else 0.1)
-            self.network.bodies[1].contract.bias.zero_()
+            self.network.bodies[1].fc2.weight.fill_(0.0 if batch_idx == 2 else 0.1)
+            self.network.bodies[1].fc2.bias.zero_()
         return super().training_step(batch, batch_idx)
 
 
@@ -91,7 +91,7 @@ class SpoiltBackward(ResidualModule):
     ("kind", "expected"),
     [
         (SpoiltForward, "the forward pass of network.bodies.1 in float"),
-        (SpoiltBackward, "the backward pass of network.bodies.1.contract in float16"),
+        (SpoiltBackward, "the backward pass of network.bodies.1.fc2 in float16"),
     ],
 )
 def test_the_planted_module_is_named(
@@ -199,9 +199,9 @@ def test_skips_and_changes_are_counted_and_counts_are_in_the_checkpoint(per_bloc
     monitor, again = LossScaleMonitor(every_n_updates=1), LossScaleMonitor()
     torch.manual_seed(0)
     fit(SpoiltForward(), plugin(per_block), monitor, 4)
-    assert monitor.figures["precision/skipped_share"] == 1 / 4
+    assert monitor.metrics["precision/skipped_share"] == 1 / 4
     block = "body_1" if per_block else "module"
-    assert monitor.figures[f"precision/divisions/{block}"] == 1
+    assert monitor.metrics[f"precision/divisions/{block}"] == 1
     again.load_state_dict(monitor.state_dict())
     assert (again.num_updates, again.num_skipped_updates) == (4, 1)
     # The first skipped update of the whole run was looked into.

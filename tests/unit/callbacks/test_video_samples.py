@@ -56,10 +56,10 @@ def test_motion_of_samples_and_data_is_logged() -> None:
     trainer.validate(Filmer(), filmed_loader(), verbose=False)
     assert callback.clips is not None
     samples, data = (frame_difference(clips).mean() for clips in (callback.clips.flatten(0, 1), filmed_clips()))
-    figures = trainer.callback_metrics
-    torch.testing.assert_close(figures["val/sample_motion"], samples)
-    torch.testing.assert_close(figures["val/data_motion"], data)
-    torch.testing.assert_close(figures["val/motion_ratio"], samples / data)
+    metrics = trainer.callback_metrics
+    torch.testing.assert_close(metrics["val/sample_motion"], samples)
+    torch.testing.assert_close(metrics["val/data_motion"], data)
+    torch.testing.assert_close(metrics["val/motion_ratio"], samples / data)
     trainer.test(Filmer(), filmed_loader(2), verbose=False)
     torch.testing.assert_close(trainer.callback_metrics["test/data_motion"], frame_difference(filmed_clips(2)).mean())
 

@@ -40,8 +40,8 @@ def test_held_out_motions_are_judged_and_never_trained_on() -> None:
     assert data.captions("held_out") == data.held_out_captions() == [motion.caption for motion in held_out_motions()]
     for split in ("train", "val"):
         assert not {parse_motion(caption) for caption in data.captions(split)} & set(held_out_motions())
-    judged = [caption for batch in data.test_dataloader() for caption in batch["caption"]]
-    assert judged == data.held_out_captions()
+    evaluated = [caption for batch in data.test_dataloader() for caption in batch["caption"]]
+    assert evaluated == data.held_out_captions()
 
 
 def test_clips_are_a_function_of_seed_split_and_index() -> None:

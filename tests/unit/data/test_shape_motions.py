@@ -50,7 +50,7 @@ def test_any_three_words_are_trained_on_with_all_of_the_fourth_kind_but_one() ->
 
 
 def test_the_split_is_the_published_one() -> None:
-    """Figures of different versions are compared: the split must not move."""
+    """Metrics of different versions are compared: the split must not move."""
     captions = [motion.caption for motion in held_out_motions()]
     assert captions[:3] == [
         "a red square moving left slowly",

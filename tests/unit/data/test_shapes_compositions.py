@@ -55,7 +55,7 @@ def test_any_two_words_are_trained_on_with_all_of_the_third_kind_but_one() -> No
 
 
 def test_the_split_is_the_published_one() -> None:
-    """Figures of different versions are compared: the split must not move."""
+    """Metrics of different versions are compared: the split must not move."""
     assert sorted(item.phrase for item in held_out_objects()) == [
         "a large blue triangle",
         "a large green square",

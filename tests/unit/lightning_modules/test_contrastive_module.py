@@ -25,7 +25,7 @@ CAPTIONS = ["red diamond", "blue square", "green diamond", "red square"]
 NETWORK = ContrastiveConfig(
     image_size=32, embed_dim=16, vision_width=4, text_tokens=10, text_width=16, text_heads=2, text_layers=1
 )
-TRAINING = ContrastiveTrainingConfig(learning_rate=1e-3, warmup_updates=1, total_updates=10)
+TRAINING = ContrastiveTrainingConfig(learning_rate=1e-3, warmup_steps=1, total_steps=10)
 VISION_TRANSFORMER: dict[str, Any] = {
     "embed_dim": 16,
     "vision_cfg": {"layers": 1, "width": 16, "head_width": 8, "patch_size": 8, "image_size": 32},
@@ -164,7 +164,7 @@ def test_training_learns_the_batch_and_keeps_the_logit_scale_in_bounds(
     torch.manual_seed(0)
     with torch.no_grad():
         module.network.logit_scale.fill_(math.log(10))
-    module.training_config = dataclasses.replace(TRAINING, learning_rate=1e-2, total_updates=30)
+    module.training_config = dataclasses.replace(TRAINING, learning_rate=1e-2, total_steps=30)
     trainer = _fit(module, images, CAPTIONS, max_steps=30, limit_val_batches=0)
     assert trainer.callback_metrics["train/loss"] < 0.3
     assert trainer.callback_metrics["train/accuracy"] == 1.0
@@ -264,11 +264,11 @@ def test_pretrained_beside_a_folder_is_refused() -> None:
     [
         ("learning_rate", 0.0),
         ("epsilon", -1.0),
-        ("warmup_updates", -1),
+        ("warmup_steps", -1),
         ("weight_decay", -0.1),
         ("beta1", 1.0),
         ("beta2", -0.1),
-        ("total_updates", 2000),
+        ("total_steps", 2000),
     ],
 )
 def test_training_settings_out_of_range_are_refused(setting: str, value: float) -> None:

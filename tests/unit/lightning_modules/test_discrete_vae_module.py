@@ -1,4 +1,4 @@
-"""The discrete VAE's loss, schedules, figures and checkpoints under a Trainer."""
+"""The discrete VAE's loss, schedules, metrics and checkpoints under a Trainer."""
 
 import dataclasses
 import math
@@ -22,9 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 
 NETWORK = DiscreteVAEConfig(image_size=8, codebook_size=12, hidden_width=8, num_groups=2, blocks_per_group=1)
 TRAINING = DiscreteVAETrainingConfig(
-    step_size=CosineSchedule(start=1e-2, end=1e-3, updates=4),
-    kl_weight=CosineSchedule(start=0.5, end=2.0, updates=4),
-    temperature=CosineSchedule(start=1.0, end=0.5, updates=4),
+    learning_rate=CosineSchedule(start=1e-2, end=1e-3, steps=4),
+    kl_weight=CosineSchedule(start=0.5, end=2.0, steps=4),
+    temperature=CosineSchedule(start=1.0, end=0.5, steps=4),
 )
 
 
@@ -100,10 +100,10 @@ def test_everything_worth_watching_is_logged(fitted: Trainer) -> None:
 def test_schedules_follow_the_updates(fitted: Trainer) -> None:
     assert rows_of(fitted, "train/temperature") == pytest.approx([TRAINING.temperature(step) for step in range(6)])
     assert rows_of(fitted, "train/kl_weight") == pytest.approx([TRAINING.kl_weight(step) for step in range(6)])
-    assert fitted.optimizers[0].param_groups[0]["lr"] == TRAINING.step_size(6) == 1e-3
+    assert fitted.optimizers[0].param_groups[0]["lr"] == TRAINING.learning_rate(6) == 1e-3
 
 
-def test_step_size_starts_at_the_start(module: DiscreteVAEModule) -> None:
+def test_learning_rate_starts_at_the_start(module: DiscreteVAEModule) -> None:
     optimizer = module.configure_optimizers()["optimizer"]
     assert optimizer.param_groups[0]["lr"] == 1e-2
     assert {key: optimizer.defaults[key] for key in ("betas", "eps", "weight_decay")} == {
@@ -182,18 +182,18 @@ def test_dequantisation_changes_the_target_only_in_training(module: DiscreteVAEM
 
 def test_validation_figures_are_those_of_encode_and_decode(module: DiscreteVAEModule) -> None:
     batches = Batches(2)
-    figures = build_trainer().validate(module, batches, verbose=False)[0]
+    metrics = build_trainer().validate(module, batches, verbose=False)[0]
     images = batches.images.flatten(0, 1)
     ids = module.encode(images)
     error = (module.decode(ids).double() - images.double()).square().mean()
     frequencies = torch.bincount(ids.flatten(), minlength=12) / ids.numel()
-    assert figures["val/psnr"] == pytest.approx(10 * math.log10(255**2 / error.item()), abs=1e-3)
-    assert figures["val/codes_used"] == ids.unique().numel()
-    assert figures["val/code_perplexity"] == pytest.approx(torch.special.entr(frequencies).sum().exp().item(), rel=1e-4)
-    assert figures["val/kl"] <= math.log(12)
+    assert metrics["val/psnr"] == pytest.approx(10 * math.log10(255**2 / error.item()), abs=1e-3)
+    assert metrics["val/codes_used"] == ids.unique().numel()
+    assert metrics["val/code_perplexity"] == pytest.approx(torch.special.entr(frequencies).sum().exp().item(), rel=1e-4)
+    assert metrics["val/kl"] <= math.log(12)
     test_figures = build_trainer().test(module, batches, verbose=False)[0]
     assert {name.removeprefix("test/"): value for name, value in test_figures.items()} == {
-        name.removeprefix("val/"): value for name, value in figures.items()
+        name.removeprefix("val/"): value for name, value in metrics.items()
     }
 
 
@@ -219,14 +219,14 @@ def test_checkpoint_is_self_contained_and_loads_without_executing_anything(fitte
 
 
 def test_configurations_may_be_mappings() -> None:
-    module = DiscreteVAEModule(dataclasses.asdict(NETWORK), {"temperature": {"start": 2, "end": 1, "updates": 3}})
+    module = DiscreteVAEModule(dataclasses.asdict(NETWORK), {"temperature": {"start": 2, "end": 1, "steps": 3}})
     assert module.network.config == NETWORK
-    assert module.training_config.temperature == CosineSchedule(start=2, end=1, updates=3)
+    assert module.training_config.temperature == CosineSchedule(start=2, end=1, steps=3)
 
 
 def test_defaults_are_those_of_the_paper() -> None:
     training = DiscreteVAETrainingConfig()
-    ends = [(s.start, s.end, s.updates) for s in (training.step_size, training.kl_weight, training.temperature)]
+    ends = [(s.start, s.end, s.steps) for s in (training.learning_rate, training.kl_weight, training.temperature)]
     assert ends == [(1e-4, 1.25e-6, 1_200_000), (0, 6.6, 5_000), (1, 1 / 16, 150_000)]
     assert (training.weight_decay, training.dequantise) == (1e-4, False)
     config = DiscreteVAEConfig()
@@ -263,7 +263,7 @@ def test_patch_codebook_without_a_data_module_is_refused() -> None:
     [
         ({"patch_temperature": 0.0}, r"patch_temperature \(0.0\) must be above 0"),
         *(
-            ({"temperature": CosineSchedule(start=start, end=end, updates=1)}, rf"temperature.{name} \(0.0\) must be")
+            ({"temperature": CosineSchedule(start=start, end=end, steps=1)}, rf"temperature.{name} \(0.0\) must be")
             for start, end, name in ((0.0, 1.0, "start"), (1.0, 0.0, "end"))
         ),
     ],

@@ -40,7 +40,7 @@ def name(tmp_path_factory: pytest.TempPathFactory) -> str:
 def fitted(name: str, trained: bool, **changes: Any) -> tuple[VideoDiTModule, OpenClipTextEncoder, Trainer]:
     """A module and its encoder after two steps."""
     encoder = OpenClipTextEncoder(name, trained=trained)
-    training = dataclasses.replace(TRAINING, warmup_updates=0, **changes)
+    training = dataclasses.replace(TRAINING, warmup_steps=0, **changes)
     module = tiny_module(std=0.3, text_encoder=encoder, tokenizer=None, training=training)
     trainer = Trainer(**{**TRAINER, "enable_checkpointing": False}, max_epochs=1, limit_train_batches=2)
     trainer.fit(module, loader(2), loader(1))

@@ -155,7 +155,7 @@ def test_validation_test_and_prediction_log_and_draw(module: TextToImageModule) 
 
 
 def test_plateau_follows_the_validation_loss_in_a_trainer() -> None:
-    training = TextToImageTrainingConfig(learning_rate=1.0, warmup_updates=1, plateau_interval=2, plateau_patience=0)
+    training = TextToImageTrainingConfig(learning_rate=1.0, warmup_steps=1, plateau_interval=2, plateau_patience=0)
     module = tiny_module(training=training)
     for parameter in module.network.parameters():
         parameter.requires_grad_(False)

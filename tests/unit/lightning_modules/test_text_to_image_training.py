@@ -34,7 +34,7 @@ TINY = SparseTransformerConfig(
 
 def test_defaults_are_the_paper_s() -> None:
     training = TextToImageTrainingConfig()
-    assert (training.learning_rate, training.warmup_updates, training.plateau_halvings) == (4.5e-4, 5000, 5)
+    assert (training.learning_rate, training.warmup_steps, training.plateau_halvings) == (4.5e-4, 5000, 5)
     assert (training.beta1, training.beta2, training.epsilon, training.weight_decay) == (0.9, 0.96, 1e-8, 4.5e-2)
     assert training.text_loss_weight == 1 / 8
     assert training.caption_dropout == 0
@@ -137,7 +137,7 @@ def _steps(training: TextToImageTrainingConfig) -> tuple[torch.optim.Optimizer, 
 
 
 def test_plateau_warms_up_and_halves_five_times_at_most() -> None:
-    training = TextToImageTrainingConfig(learning_rate=1.0, warmup_updates=4, plateau_patience=1)
+    training = TextToImageTrainingConfig(learning_rate=1.0, warmup_steps=4, plateau_patience=1)
     optimizer, update = _steps(training)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
     assert [update() for _ in range(6)] == pytest.approx([0.4, 0.6, 0.8, 1.0, 1.0, 1.0])
@@ -150,7 +150,7 @@ def test_plateau_warms_up_and_halves_five_times_at_most() -> None:
 
 
 def test_plateau_is_looked_for_at_its_interval() -> None:
-    training = TextToImageTrainingConfig(warmup_updates=0, plateau_interval=7)
+    training = TextToImageTrainingConfig(warmup_steps=0, plateau_interval=7)
     (plateau,) = build_schedulers(build_optimizer(SparseTransformer(TINY), training), training, "val/loss")
     assert (plateau["monitor"], plateau["interval"], plateau["frequency"]) == ("val/loss", "step", 7)
 
@@ -162,7 +162,7 @@ def test_plateau_is_looked_for_at_its_interval() -> None:
         ({"learning_rate": math.nan}, r"learning_rate \(nan\)"),
         ({"epsilon": 0.0}, r"epsilon \(0.0\) must be positive"),
         ({"plateau_interval": 0}, r"plateau_interval \(0\) must be positive"),
-        ({"warmup_updates": -1}, r"warmup_updates \(-1\) must be at least 0"),
+        ({"warmup_steps": -1}, r"warmup_steps \(-1\) must be at least 0"),
         ({"plateau_patience": -1}, r"plateau_patience \(-1\)"),
         ({"plateau_halvings": -1}, r"plateau_halvings \(-1\)"),
         ({"weight_decay": -0.1}, r"weight_decay \(-0.1\)"),
@@ -175,9 +175,9 @@ def test_plateau_is_looked_for_at_its_interval() -> None:
         ({"image_token_noise": 1.1}, r"image_token_noise \(1.1\) must be in \[0, 1\]"),
         ({"kept_image_tokens": -1}, r"kept_image_tokens \(-1\) must be at least 0"),
         ({"caption_dropout": 1.1}, r"caption_dropout \(1.1\) must be in \[0, 1\]"),
-        ({"total_updates": 100}, r"total_updates \(100\) has no effect on schedule 'plateau'"),
-        ({"schedule": "cosine"}, r"total_updates \(None\) must exceed warmup_updates \(5000\)"),
-        ({"schedule": "cosine", "total_updates": 5000}, r"total_updates \(5000\) must exceed warmup_updates \(5000\)"),
+        ({"total_steps": 100}, r"total_steps \(100\) has no effect on schedule 'plateau'"),
+        ({"schedule": "cosine"}, r"total_steps \(None\) must exceed warmup_steps \(5000\)"),
+        ({"schedule": "cosine", "total_steps": 5000}, r"total_steps \(5000\) must exceed warmup_steps \(5000\)"),
     ],
 )
 def test_bad_settings_are_named(settings: dict[str, Any], message: str) -> None:

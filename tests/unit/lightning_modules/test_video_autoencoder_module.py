@@ -19,7 +19,7 @@ from tests.foreign_module import LIGHTNING_WARNINGS, QUIET
 
 pytestmark = LIGHTNING_WARNINGS
 NETWORK = CausalVideoAutoencoderConfig(time_compression=2, space_compression=4, hidden_width=6)
-TRAINING = VideoAutoencoderTrainingConfig(step_size=CosineSchedule(start=1e-2, end=1e-3, updates=40))
+TRAINING = VideoAutoencoderTrainingConfig(learning_rate=CosineSchedule(start=1e-2, end=1e-3, steps=40))
 
 
 def shapes() -> MovingShapesDataModule:
@@ -42,17 +42,17 @@ def test_training_lowers_the_error(fitted: Trainer) -> None:
     torch.manual_seed(0)
     start = Trainer(**QUIET).validate(VideoAutoencoderModule(NETWORK, TRAINING), shapes(), verbose=False)[0]
     assert fitted.callback_metrics["val/psnr"] > start["val/psnr"] + 6
-    assert fitted.optimizers[0].param_groups[0]["lr"] == TRAINING.step_size(40) == 1e-3
+    assert fitted.optimizers[0].param_groups[0]["lr"] == TRAINING.learning_rate(40) == 1e-3
 
 
 def test_psnr_is_that_of_encode_and_decode(fitted: Trainer) -> None:
     module: Any = fitted.lightning_module
     data = shapes()
-    figures = Trainer(**QUIET).test(module, data.val_dataloader(), verbose=False)[0]
+    metrics = Trainer(**QUIET).test(module, data.val_dataloader(), verbose=False)[0]
     video = torch.cat([batch["video"] for batch in data.val_dataloader()])
     error = (module.decode(module.encode(video)).double() - video.double()).square().mean()
-    assert figures["test/psnr"] == pytest.approx(10 * math.log10(255**2 / error.item()), abs=1e-3)
-    assert figures["test/psnr"] == pytest.approx(fitted.callback_metrics["val/psnr"].item(), abs=1e-3)
+    assert metrics["test/psnr"] == pytest.approx(10 * math.log10(255**2 / error.item()), abs=1e-3)
+    assert metrics["test/psnr"] == pytest.approx(fitted.callback_metrics["val/psnr"].item(), abs=1e-3)
 
 
 def test_reconstructions_are_logged_frame_by_frame(fitted: Trainer) -> None:

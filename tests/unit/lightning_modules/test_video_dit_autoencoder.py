@@ -52,8 +52,8 @@ def loader() -> torch.utils.data.DataLoader[Any]:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an autoencoder after two steps."""
     torch.manual_seed(5)
-    step_size = CosineSchedule(start=1e-2, end=1e-2, updates=2)
-    module = VideoAutoencoderModule(SIZES, VideoAutoencoderTrainingConfig(step_size=step_size))
+    learning_rate = CosineSchedule(start=1e-2, end=1e-2, steps=2)
+    module = VideoAutoencoderModule(SIZES, VideoAutoencoderTrainingConfig(learning_rate=learning_rate))
     trainer = Trainer(**TRAINER, max_epochs=2)
     trainer.fit(module, loader(), loader())
     path = tmp_path_factory.mktemp("autoencoder") / "autoencoder.ckpt"

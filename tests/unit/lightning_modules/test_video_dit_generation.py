@@ -58,7 +58,7 @@ def test_larger_and_longer_clips_need_policies_that_change_them(module: VideoDiT
         module.generate(CAPTIONS[:1], **size)
     drawn = [
         module.generate(CAPTIONS[:1], policies=policies, **{**size, "generator": _generator()})
-        for policies in (("direct",) * 3, ("riflex", "direct", "ntk_aware"))
+        for policies in (("default",) * 3, ("riflex", "default", "ntk_aware"))
     ]
     assert drawn[0].shape == (1, 1, 3, 8, 8, 16)
     assert not torch.equal(*drawn)
@@ -122,7 +122,7 @@ def test_progress_bar_reaches_its_end_and_can_be_switched_off(
         ({"guidance_scale": -1.0}, r"guidance_scale \(-1.0\) must be finite and at least 0"),
         ({"height": 6}, r"height \(6\) must be a positive multiple of the patch's 4"),
         ({"num_frames": 0}, r"frames \(0\), height \(8\) and width \(8\) must each be at least 1"),
-        ({"policies": ("direct",)}, "policies .* must be three"),
+        ({"policies": ("default",)}, "policies .* must be three"),
         ({"first_frame": clips(2)[:, :, 0]}, r"first_frame has shape \(2, 3, 8, 8\); give one picture for each of 3"),
         ({"first_frame": clips(3)[:, :, 0, :4]}, r"first_frame has shape \(3, 3, 4, 8\)"),
     ],

@@ -209,7 +209,7 @@ def test_checkpoint_of_other_predictions_is_refused(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"base": (100.0, 1e4, 1e4)}, r"base \(10000.0, 10000.0, 10000.0\) \(here \(100.0, 10000.0, 10000.0\)\)"),
-        ({"policies": ("direct", "yarn", "direct")}, "policies .*'direct'.* .here .*'yarn'"),
+        ({"policies": ("default", "yarn", "default")}, "policies .*'default'.* .here .*'yarn'"),
         ({"pairing": "half_split"}, r"pairing interleaved \(here half_split\)"),
         ({"axis_dims": (4, 4, 8)}, r"axis_dims None \(here \(4, 4, 8\)\)"),
     ],

@@ -26,10 +26,10 @@ def test_recipe_builds_through_the_command_line(recipe: dict[str, Any], tmp_path
     recipe["data"] = {"class_path": "CaptionedShapesDataModule"}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     arguments = ["--config", str(tmp_path / "recipe.yaml"), f"--model.tokenizer={tmp_path / 'tokenizer.json'}"]
-    policies = ["riflex", "direct", {"kind": "yarn", "fast_rotations": 2}]
+    policies = ["riflex", "default", {"kind": "yarn", "fast_rotations": 2}]
     built = SuiteCLI([*arguments, f"--model.network.rotary.policies={policies}", "--trainer.logger=false"], run=False)
     assert isinstance(built.model, VideoDiTModule)
-    assert [policy.kind for policy in built.model.network.config.rotary.policies] == ["riflex", "direct", "yarn"]
+    assert [policy.kind for policy in built.model.network.config.rotary.policies] == ["riflex", "default", "yarn"]
 
 
 def test_recipe_s_arithmetic(recipe: dict[str, Any]) -> None:
@@ -40,4 +40,4 @@ def test_recipe_s_arithmetic(recipe: dict[str, Any]) -> None:
     tokens = math.prod(config.rotary.original_max_position_embeddings)
     per_clip = tokens * config.depth * (84 * config.width**2 + 12 * tokens * config.width)
     assert per_clip == pytest.approx(1.2e9, rel=0.05)
-    assert recipe["trainer"]["max_steps"] == parts["training"]["total_updates"]
+    assert recipe["trainer"]["max_steps"] == parts["training"]["total_steps"]

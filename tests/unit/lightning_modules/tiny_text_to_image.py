@@ -24,7 +24,7 @@ NETWORK = SparseTransformerConfig(
     convolution_kernel_size=3,
 )
 TRAINING = TextToImageTrainingConfig(
-    learning_rate=1e-2, warmup_updates=2, schedule="cosine", total_updates=30, caption_dropout=0.25
+    learning_rate=1e-2, warmup_steps=2, schedule="cosine", total_steps=30, caption_dropout=0.25
 )
 CAPTIONS = ["a red diamond", "a blue square", "two green stars"]
 TRAINER: dict[str, Any] = {

@@ -25,7 +25,7 @@ NETWORK = VideoDiTConfig(
     rotary=RotaryGridConfig(original_max_position_embeddings=(4, 2, 2)),
 )
 TRAINING = VideoDiTTrainingConfig(
-    clip_size=(4, 8, 8), learning_rate=1e-2, warmup_updates=2, caption_dropout=0.25, first_frame_share=0.5
+    clip_size=(4, 8, 8), learning_rate=1e-2, warmup_steps=2, caption_dropout=0.25, first_frame_share=0.5
 )
 TEXT = TextTowerConfig(depth=1, num_heads=1, head_dim=16, text_tokens=8, vocabulary_size=280)
 CAPTIONS = ["a red diamond", "a blue square", "two green stars"]

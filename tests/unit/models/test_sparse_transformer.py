@@ -182,11 +182,11 @@ def test_initialisation_scales_what_ends_a_residual_block() -> None:
         (network.padding_embedding.weight, 0.02),
         (layer.attention.query_key_value.weight, 0.02),
         (layer.attention.output.weight, 0.005),
-        (layer.contract.weight, 0.005),
+        (layer.fc2.weight, 0.005),
     ):
         # Five standard errors of a standard deviation, 1 / sqrt(2 n).
         assert weight.std().item() == pytest.approx(expected, rel=5 / (2 * weight.numel()) ** 0.5)
-    assert layer.expand.bias.abs().max() == 0
+    assert layer.fc1.bias.abs().max() == 0
     assert torch.equal(network.final_norm.weight, torch.ones(128))
 
 

@@ -28,8 +28,8 @@ TINY = VideoDiTConfig(
 JOINT = dataclasses.replace(TINY, conditioning="joint")
 CLEAN = dataclasses.replace(TINY, prediction="clean")
 # Told once more: the caption as a whole, and places.
-TOLD = dataclasses.replace(TINY, pooled_text=True, position_waves=5)
-JOINT_TOLD = dataclasses.replace(JOINT, pooled_text=True, position_waves=5)
+TOLD = dataclasses.replace(TINY, pooled_text=True, position_features=5)
+JOINT_TOLD = dataclasses.replace(JOINT, pooled_text=True, position_features=5)
 IDS = ["cross_attention", "joint", "cross_attention_told", "joint_told"]
 EACH = pytest.mark.parametrize("config", [TINY, JOINT, TOLD, JOINT_TOLD], ids=IDS)
 SIZES = [(4, 6, 8), (1, 2, 4), (3, 4, 2)]
@@ -168,16 +168,16 @@ def test_positions_are_told_apart_and_policies_change_them() -> None:
     clips, times, text = _clips(1)
     before = network(clips, times, text)
     assert not torch.allclose(network(clips.flip(2), times, text).flip(2), before)
-    assert torch.equal(network(clips, times, text, policies=("direct",) * 3), before)
+    assert torch.equal(network(clips, times, text, policies=("default",) * 3), before)
     longer, times, text = _clips(1, (8, 6, 8))
-    policies = ("riflex", "direct", NTKAware()), ("position_interpolation", "direct", "direct"), ("direct",) * 3
+    policies = ("riflex", "default", NTKAware()), ("position_interpolation", "default", "default"), ("default",) * 3
     results = [network(longer, times, text, policies=chosen) for chosen in policies]
     assert not torch.allclose(results[0], results[2])
     assert not torch.allclose(results[1], results[2])
 
 
 def test_places_are_known_without_rotations() -> None:
-    network = _network(dataclasses.replace(TINY, position_waves=12))
+    network = _network(dataclasses.replace(TINY, position_features=12))
     for index in range(TINY.depth):
         torch.nn.init.zeros_(network.get_parameter(f"trunk.blocks.{index}.attention.output.weight"))
     clips, times, text = _clips(1)
@@ -189,8 +189,8 @@ def test_places_are_known_without_rotations() -> None:
     assert apart.min() > 1e-6
     # A longer clip that is interpolated ends on the trained end, and one that is not begins with the trained clip.
     longer = same[:, :, :1].expand(-1, -1, 7, -1, -1)
-    ends = network(longer, times, text, policies=("position_interpolation", "direct", "direct"))
-    begins = network(longer, times, text, policies=("direct",) * 3)
+    ends = network(longer, times, text, policies=("position_interpolation", "default", "default"))
+    begins = network(longer, times, text, policies=("default",) * 3)
     torch.testing.assert_close(ends[:, :, ::2], output, rtol=0, atol=1e-12)
     torch.testing.assert_close(begins[:, :, :4], output, rtol=0, atol=1e-12)
 
@@ -259,7 +259,7 @@ def test_positions_are_no_state_and_a_network_without_memory_can_be_built() -> N
         ({"depth": 0}, r"depth \(0\) must be at least 1"),
         ({"patch_size": (1, 0, 2)}, r"patch_size \(0\) must be at least 1"),
         ({"patch_size": (1, 2)}, r"patch_size \(1, 2\) must have three sides"),
-        ({"position_waves": -1}, r"position_waves \(-1\) must be at least 0"),
+        ({"position_features": -1}, r"position_features \(-1\) must be at least 0"),
         ({"time_features": 7}, r"time_features \(7\) must be even"),
         ({"conditioning": "cross"}, r"conditioning \('cross'\) must be 'cross_attention' or 'joint'"),
         ({"prediction": "noise"}, r"prediction \('noise'\) must be 'velocity' or 'clean'"),
@@ -286,7 +286,7 @@ def test_bad_clips_are_named() -> None:
 
 @pytest.mark.parametrize("conditioning", ["cross_attention", "joint"])
 def test_trained_policies_need_no_choice_beyond_the_trained_grid(conditioning: TextConditioning) -> None:
-    policies = ("position_interpolation", "direct", "direct")
+    policies = ("position_interpolation", "default", "default")
     rotary = RotaryGridConfig(original_max_position_embeddings=(4, 3, 4), policies=policies)
     network = _network(dataclasses.replace(TINY, rotary=rotary, conditioning=conditioning))
     longer = _clips(1, (6, 6, 8))

@@ -9,21 +9,27 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from lightning_dalle.ops.patchify import Grid
-from lightning_dalle.ops.rope import Policies, RotaryGridConfig, position_waves, resolve_policies, wave_frequencies
+from lightning_dalle.ops.rope import (
+    Policies,
+    RotaryGridConfig,
+    position_features,
+    position_frequencies,
+    resolve_policies,
+)
 
 TRAINED = (4, 3, 5)
 WAVES = 24
-DIRECT = ("direct",) * 3
+DEFAULT = ("default",) * 3
 
 
-def _waves(grid: Grid, policies: Policies = DIRECT, trained: Grid = TRAINED, **changes: Any) -> torch.Tensor:
+def _waves(grid: Grid, policies: Policies = DEFAULT, trained: Grid = TRAINED, **changes: Any) -> torch.Tensor:
     config = RotaryGridConfig(original_max_position_embeddings=trained, **changes)
-    return position_waves(config, 32, grid, resolve_policies(policies), WAVES).unflatten(0, grid)
+    return position_features(config, 32, grid, resolve_policies(policies), WAVES).unflatten(0, grid)
 
 
 def test_first_waves_by_hand() -> None:
     # Sobol's third point, (3/4, 1/4, 1/4), is half way up each range, on either side.
-    frequencies = wave_frequencies(TRAINED, 2)
+    frequencies = position_frequencies(TRAINED, 2)
     lengths = torch.tensor(TRAINED, dtype=torch.float64)
     middle = (math.pi / lengths * math.pi / 2).sqrt()
     torch.testing.assert_close(frequencies[0], middle * torch.tensor([1, -1, -1]), rtol=0, atol=1e-15)
@@ -45,7 +51,7 @@ def test_places_of_one_length_are_told_apart_by_their_distance_alone(grid: Grid,
 
 
 def test_frequencies_stay_between_half_a_turn_of_the_axis_and_of_two_tokens() -> None:
-    frequencies = wave_frequencies((4, 1, 60), 1000).abs()
+    frequencies = position_frequencies((4, 1, 60), 1000).abs()
     for axis, lowest in enumerate((math.pi / 4, math.pi / 2, math.pi / 60)):
         drawn = frequencies[:, axis]
         assert lowest * (1 - 1e-12) <= drawn.min() <= 1.02 * lowest
@@ -55,7 +61,7 @@ def test_frequencies_stay_between_half_a_turn_of_the_axis_and_of_two_tokens() ->
 
 def test_longer_grids_begin_as_the_trained_one() -> None:
     # YaRN would leave frequencies alone on axes long enough for the highest to turn 32 times.
-    for policies in (DIRECT, ("riflex", "ntk_aware", {"kind": "yarn", "slow_rotations": 0.1, "fast_rotations": 0.4})):
+    for policies in (DEFAULT, ("riflex", "ntk_aware", {"kind": "yarn", "slow_rotations": 0.1, "fast_rotations": 0.4})):
         longer = _waves((6, 5, 8), policies)
         torch.testing.assert_close(longer[:4, :3, :5], _waves(TRAINED), rtol=0, atol=1e-12)
 
@@ -63,12 +69,12 @@ def test_longer_grids_begin_as_the_trained_one() -> None:
 def test_interpolated_ends_lie_on_the_trained_ends() -> None:
     interpolated = _waves((7, 5, 9), ("position_interpolation",) * 3)
     torch.testing.assert_close(interpolated[::2, ::2, ::2], _waves(TRAINED), rtol=0, atol=1e-12)
-    halves = _waves((8, 3, 5), ({"kind": "frame_rate_aware", "trained_fps": 8, "fps": 16}, "direct", "direct"))
+    halves = _waves((8, 3, 5), ({"kind": "frame_rate_aware", "trained_fps": 8, "fps": 16}, "default", "default"))
     torch.testing.assert_close(halves[::2], _waves(TRAINED), rtol=0, atol=1e-12)
 
 
 def test_a_step_along_each_axis_turns_each_wave_by_its_frequency() -> None:
-    frequencies = wave_frequencies(TRAINED, WAVES)
+    frequencies = position_frequencies(TRAINED, WAVES)
     waves = _waves(TRAINED, base=(100.0,) * 3, coordinate_scale=(2.0,) * 3)
     phases = torch.complex(*waves.chunk(2, dim=-1))
     for axis in range(3):

@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 
 from lightning_dalle.ops.rope import (
     Pairing,
+    RotaryEmbedding,
     RotaryGridConfig,
-    Rotation,
     grid_angles,
     grid_coordinates,
     grid_rotation,
@@ -33,7 +33,7 @@ def _tensor(values: Any) -> torch.Tensor:
 
 
 def _turned(vector: torch.Tensor, angles: torch.Tensor, pairing: Pairing = "interleaved") -> torch.Tensor:
-    rotation = Rotation(angles.cos().view(1, 1, -1), angles.sin().view(1, 1, -1))
+    rotation = RotaryEmbedding(angles.cos().view(1, 1, -1), angles.sin().view(1, 1, -1))
     return rotate(vector.view(1, 1, 1, -1), rotation, pairing).flatten()
 
 
@@ -99,7 +99,7 @@ def test_scores_depend_on_relative_positions_and_norms_stay(
     scores = []
     for places in (coordinates, coordinates + _tensor(shift)):
         angles = grid_angles(places, AXES, head_dim, (2, 3, 4))[0].unsqueeze(0)
-        rotation = Rotation(angles.cos(), angles.sin())
+        rotation = RotaryEmbedding(angles.cos(), angles.sin())
         turned = rotate(query, rotation, pairing), rotate(key, rotation, pairing)
         torch.testing.assert_close(turned[0].norm(dim=-1), query.norm(dim=-1), rtol=1e-12, atol=0)
         scores.append(turned[0] @ turned[1].mT)
@@ -160,7 +160,7 @@ def test_config_of_plain_values_is_the_same_table() -> None:
     written: Any = {
         "original_max_position_embeddings": [2, 3, 4],
         "base": [1e4, 1e4, 1e4],
-        "policies": ["direct", {"kind": "direct"}, "direct"],
+        "policies": ["default", {"kind": "default"}, "default"],
     }
     assert RotaryGridConfig(**written) == AXES
     assert hash(RotaryGridConfig(**written)) == hash(AXES)
@@ -181,9 +181,9 @@ def test_config_of_plain_values_is_the_same_table() -> None:
         ({"coordinate_scale": (1.0, 0.0, 1.0)}, "coordinate_scale .* must be positive"),
         ({"axis_dims": (15, 9, 8)}, "axis_dims .* must be even"),
         ({"pairing": "split"}, r"pairing \('split'\) must be one of interleaved, half_split"),
-        ({"policies": "direct"}, r"policies \('direct'\) must have three values"),
-        ({"policies": ("direct", "riflex", "direct")}, "policies has RIFLEx on height; it is for time"),
-        ({"policies": ("far", "direct", "direct")}, r"policy \('far'\) must have a kind among direct, "),
+        ({"policies": "default"}, r"policies \('default'\) must have three values"),
+        ({"policies": ("default", "riflex", "default")}, "policies has RIFLEx on height; it is for time"),
+        ({"policies": ("far", "default", "default")}, r"policy \('far'\) must have a kind among direct, "),
     ],
 )
 def test_bad_settings_are_named(changes: dict[str, Any], message: str) -> None:

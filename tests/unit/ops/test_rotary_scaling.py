@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from lightning_dalle.ops.rope import RotaryGridConfig, grid_angles, grid_coordinates, grid_rotation, resolve_policies
 from lightning_dalle.ops.rope_scaling import (
     POLICIES,
-    Direct,
+    Default,
     ExtrapolationPolicy,
     FrameRateAware,
     NTKAware,
@@ -47,8 +47,8 @@ def test_end_points_align(trained: int, target: int, dim: int) -> None:
 
 @pytest.mark.parametrize("policy", GROWING)
 def test_an_axis_of_the_trained_length_or_of_one_point_keeps_its_angles(policy: ExtrapolationPolicy) -> None:
-    config = RotaryGridConfig(original_max_position_embeddings=(5, 3, 4), policies=("direct", "direct", "direct"))
-    policies = (policy, "direct", "direct") if isinstance(policy, RIFLEx) else (policy, policy, policy)
+    config = RotaryGridConfig(original_max_position_embeddings=(5, 3, 4), policies=("default", "default", "default"))
+    policies = (policy, "default", "default") if isinstance(policy, RIFLEx) else (policy, policy, policy)
     for grid in ((5, 3, 4), (1, 1, 1)):
         plain, _ = grid_angles(grid_coordinates(grid), config, 32, grid)
         angles, amplitudes = grid_angles(grid_coordinates(grid), config, 32, grid, policies)
@@ -60,7 +60,7 @@ def test_policies_act_on_their_own_axis_alone() -> None:
     config = RotaryGridConfig(original_max_position_embeddings=(4, 4, 4))
     plain, _ = grid_angles(grid_coordinates((8, 8, 8)), config, 32, (8, 8, 8))
     for axis, pairs in enumerate((slice(0, 4), slice(4, 10), slice(10, 16))):
-        policies: list[Any] = ["direct"] * 3
+        policies: list[Any] = ["default"] * 3
         policies[axis] = PositionInterpolation()
         angles, _ = grid_angles(grid_coordinates((8, 8, 8)), config, 32, (8, 8, 8), policies)
         changed = (angles != plain).any(dim=0)
@@ -92,7 +92,7 @@ def test_yarn_s_temperature_reaches_the_rotation() -> None:
 
 
 def test_temperature_lengthens_what_is_rotated() -> None:
-    config = RotaryGridConfig(original_max_position_embeddings=(2, 2, 2), policies=("direct", "yarn", "direct"))
+    config = RotaryGridConfig(original_max_position_embeddings=(2, 2, 2), policies=("default", "yarn", "default"))
     rotation = grid_rotation(config, 32, (2, 4, 2))
     lengths = (rotation.cos.square() + rotation.sin.square()).sqrt()
     _assert_close(lengths[0, 5], [1.0] * 4 + [0.1 * math.log(2) + 1] * 6 + [1.0] * 6)
@@ -118,7 +118,7 @@ def test_frame_rate_aware_time_counts_seconds() -> None:
     _assert_close(5 * policy.frequencies(16, 100.0, 9, 9), 10 * rotary_frequencies(16, 100.0))
 
 
-@pytest.mark.parametrize("policy", [*GROWING, Direct(), FrameRateAware(24, 12)])
+@pytest.mark.parametrize("policy", [*GROWING, Default(), FrameRateAware(24, 12)])
 def test_policies_survive_as_plain_mappings(policy: ExtrapolationPolicy) -> None:
     mapping = dataclasses.asdict(policy)
     assert as_policy(mapping) == policy
@@ -140,7 +140,7 @@ def test_policies_survive_as_plain_mappings(policy: ExtrapolationPolicy) -> None
         (lambda: as_policy({"alignment": "ratio"}), "must have a kind among"),
         (lambda: as_policy({"kind": "yarn", "alpha": 1}), r"policy 'yarn' has no fields \['alpha'\]"),
         (lambda: resolve_policies("yarn"), r"policies \('yarn'\) must be three"),
-        (lambda: resolve_policies(["direct", "direct", "frame_rate_aware"]), "missing"),
+        (lambda: resolve_policies(["default", "default", "frame_rate_aware"]), "missing"),
     ],
 )
 def test_bad_settings_are_named(make: Any, message: str) -> None:

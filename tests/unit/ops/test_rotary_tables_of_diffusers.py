@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_dalle.ops.rope import RotaryGridConfig, grid_angles, grid_coordinates, grid_rotation
-from lightning_dalle.ops.rope_scaling import Direct, PositionInterpolation
+from lightning_dalle.ops.rope_scaling import Default, PositionInterpolation
 from tests.rounding import assert_only_rounded
 
 with warnings.catch_warnings():
@@ -35,7 +35,7 @@ def test_cog_video_x_linspace_is_interpolation_by_ratio(trained_width: int) -> N
     theirs = get_3d_rotary_pos_embed(64, ((0, 0), (30, trained_width)), grid[1:], 13)
     ratio = PositionInterpolation("ratio")
     config = RotaryGridConfig(
-        original_max_position_embeddings=(13, 30, trained_width), policies=(Direct(), ratio, ratio)
+        original_max_position_embeddings=(13, 30, trained_width), policies=(Default(), ratio, ratio)
     )
     _assert_same(config, 64, grid, theirs)
     last_row = grid_angles(grid_coordinates(grid), config, 64, grid)[0][-1, 8]

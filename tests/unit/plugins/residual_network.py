@@ -23,12 +23,12 @@ class Body(nn.Module):
     def __init__(self, width: int, gain: float = 1.0) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, 2 * width)
-        self.contract = nn.Linear(2 * width, width)
+        self.fc1 = nn.Linear(width, 2 * width)
+        self.fc2 = nn.Linear(2 * width, width)
         self.gain = gain
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.contract(torch.tanh(self.expand(self.norm(hidden)))) * self.gain
+        return self.fc2(torch.tanh(self.fc1(self.norm(hidden)))) * self.gain
 
 
 class ResidualNetwork(nn.Module):

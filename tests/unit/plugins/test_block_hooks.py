@@ -60,7 +60,7 @@ def test_without_a_scale_tiny_gradients_are_lost() -> None:
     plain = network()
     attach(plain, scale=1.0)
     found = gradients(plain, 1e-6 * plain(inputs()).square().mean())
-    assert (found["bodies.0.expand.weight"] == 0).double().mean() > 0.5
+    assert (found["bodies.0.fc1.weight"] == 0).double().mean() > 0.5
     assert (found["embed.weight"] != 0).all()
 
 
@@ -123,17 +123,17 @@ def test_an_overflow_stays_in_its_block() -> None:
     hooks[1].scale = lambda: 1e9
     found = gradients(plain, plain(inputs()).square().mean())
     finite = {name: bool(gradient.isfinite().all()) for name, gradient in found.items()}
-    assert not finite["bodies.1.contract.weight"]
+    assert not finite["bodies.1.fc2.weight"]
     assert all(is_finite for name, is_finite in finite.items() if not name.startswith("bodies.1."))
 
 
 def test_a_parameter_used_elsewhere_is_not_divided_there() -> None:
     """As a penalty on weights uses it, or a tied head; so do two blocks with one weight."""
     plain = network()
-    plain.bodies[1].expand.weight = plain.bodies[0].expand.weight
+    plain.bodies[1].fc1.weight = plain.bodies[0].fc1.weight
 
     def loss(module: ResidualNetwork, values: Tensor) -> Tensor:
-        penalty = module.bodies[0].expand.weight.square().sum()
+        penalty = module.bodies[0].fc1.weight.square().sum()
         return module(values).square().mean() + penalty
 
     reference = copy.deepcopy(plain).double()
@@ -207,7 +207,7 @@ def test_modules_in_a_row_are_one_block() -> None:
     whole, chained = network(depth=1), network(depth=1)
     attach(whole, scale=512.0)
     body = chained.bodies[0]
-    BlockHooks((body.norm, body.expand, body.contract), lambda: 512.0, lambda: torch.float16)
+    BlockHooks((body.norm, body.fc1, body.fc2), lambda: 512.0, lambda: torch.float16)
     expected = gradients(whole, whole(inputs()).square().mean())
     found = gradients(chained, chained(inputs()).square().mean())
     # tanh is out of autocast in one and in it in the other; both run in float16.

@@ -16,10 +16,10 @@ def test_the_module_names_its_blocks() -> None:
 def test_a_block_may_be_several_modules_in_a_row() -> None:
     class Chained(ResidualNetwork):
         def gradient_blocks(self) -> dict[str, list[nn.Module]]:
-            return {"first": [self.bodies[0].norm, self.bodies[0].contract]}
+            return {"first": [self.bodies[0].norm, self.bodies[0].fc2]}
 
     network = Chained(depth=2, width=4)
-    assert find_blocks(network, None) == {"first": (network.bodies[0].norm, network.bodies[0].contract)}
+    assert find_blocks(network, None) == {"first": (network.bodies[0].norm, network.bodies[0].fc2)}
 
 
 def test_class_and_regular_expression_find_the_same() -> None:

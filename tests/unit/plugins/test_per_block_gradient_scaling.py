@@ -33,7 +33,7 @@ class Injection(Callback):
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         block = self.events.get(trainer.global_step)
         if block is not None:
-            pl_module.network.bodies[block].expand.weight.grad[0, 0] = math.nan
+            pl_module.network.bodies[block].fc1.weight.grad[0, 0] = math.nan
 
     def on_before_zero_grad(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         norms = [parameter.grad.norm() for parameter in pl_module.parameters() if parameter.grad is not None]
@@ -159,7 +159,7 @@ def test_two_optimizers_decide_for_their_own_blocks() -> None:
         def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
             optimizers: Any = self.optimizers()
             self.manual_backward(ResidualModule.training_step(self, batch, batch_idx))
-            self.network.bodies[0].expand.weight.grad[0, 0] = math.nan
+            self.network.bodies[0].fc1.weight.grad[0, 0] = math.nan
             for optimizer in optimizers:
                 optimizer.step()
 

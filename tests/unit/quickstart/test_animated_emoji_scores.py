@@ -6,7 +6,7 @@ import pytest
 
 from lightning_dalle.data.emoji.animated import ARCHIVE_NAME, AnimatedEmojiDataModule
 from lightning_dalle.quickstart.settings import Sampling
-from lightning_dalle.quickstart.video_scores import judge_animated_emoji
+from lightning_dalle.quickstart.video_scores import evaluate_animated_emoji
 from tests.unit.data.test_animated_emoji import write_archive
 from tests.unit.quickstart.fakes import FakeTextToImage
 
@@ -22,11 +22,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> AnimatedEmojiDataModule:
 
 def values(data: AnimatedEmojiDataModule, right_clip: Any, right_candidates: list[int]) -> dict[str, Any]:
     module = FakeTextToImage(right_clip, right_candidates)
-    judgement = judge_animated_emoji(module, data, SAMPLING)  # type: ignore[arg-type]
-    assert set(judgement.prompts[0].pictures.captions) <= set(data.captions("train"))
-    assert judgement.prompts[0].originals is not None
-    assert judgement.prompts[0].marks.double().mean() == judgement.figures[0].value
-    return {figure.key: figure for figure in judgement.figures}
+    evaluation = evaluate_animated_emoji(module, data, SAMPLING)  # type: ignore[arg-type]
+    assert set(evaluation.prompts[0].pictures.captions) <= set(data.captions("train"))
+    assert evaluation.prompts[0].originals is not None
+    assert evaluation.prompts[0].marks.double().mean() == evaluation.metrics[0].value
+    return {metric.key: metric for metric in evaluation.metrics}
 
 
 def right_clip(data: AnimatedEmojiDataModule, caption: str) -> np.ndarray:
@@ -35,18 +35,18 @@ def right_clip(data: AnimatedEmojiDataModule, caption: str) -> np.ndarray:
 
 
 def test_right_clips_bear_their_caption_and_move_as_much(data: AnimatedEmojiDataModule) -> None:
-    figures = values(data, lambda caption: right_clip(data, caption), [0, 1, 2, 3])
-    assert figures["caption_match"].value == 1
-    assert figures["caption_match"].n == 4 * len(set(data.captions("train")))
-    assert figures["motion_ratio"].value == pytest.approx(1)
-    assert figures["motion_agreement"].met
+    metrics = values(data, lambda caption: right_clip(data, caption), [0, 1, 2, 3])
+    assert metrics["caption_match"].value == 1
+    assert metrics["caption_match"].n == 4 * len(set(data.captions("train")))
+    assert metrics["motion_ratio"].value == pytest.approx(1)
+    assert metrics["motion_agreement"].met
 
 
 def test_clips_of_another_emoji_do_not_bear_the_caption(data: AnimatedEmojiDataModule) -> None:
     captions = data.captions("all")
     another = {caption: captions[index - 1] for index, caption in enumerate(captions)}
-    figures = values(data, lambda caption: right_clip(data, another[caption]), [0, 1, 2, 3])
-    assert figures["caption_match"].value == 0
+    metrics = values(data, lambda caption: right_clip(data, another[caption]), [0, 1, 2, 3])
+    assert metrics["caption_match"].value == 0
 
 
 @pytest.mark.parametrize("change", ["still", "wild"])
@@ -59,7 +59,7 @@ def test_too_little_and_too_much_motion_are_both_seen(data: AnimatedEmojiDataMod
         wild[:, ::2] = 255
         return wild
 
-    figures = values(data, clip, [0, 1, 2, 3])
-    assert (figures["motion_ratio"].value < 0.5) == (change == "still")
-    assert figures["motion_agreement"].value < 0.5
-    assert not figures["motion_agreement"].met
+    metrics = values(data, clip, [0, 1, 2, 3])
+    assert (metrics["motion_ratio"].value < 0.5) == (change == "still")
+    assert metrics["motion_agreement"].value < 0.5
+    assert not metrics["motion_agreement"].met

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from lightning_dalle.quickstart.evaluation import MAX_PSNR, Figure, mean_psnr
+from lightning_dalle.quickstart.evaluation import MAX_PSNR, EvaluationMetric, mean_psnr
 
 
-def figure(value: float, target: float | None = None, strict: bool = False, unit: str = "%") -> Figure:
-    return Figure(
+def metric(value: float, target: float | None = None, strict: bool = False, unit: str = "%") -> EvaluationMetric:
+    return EvaluationMetric(
         key="key", label="Label", definition="How.", value=value, n=8, target=target, strict=strict, unit=unit
     )
 
@@ -15,13 +15,13 @@ def figure(value: float, target: float | None = None, strict: bool = False, unit
     [(0.9, 0.9, False, True), (0.89, 0.9, False, False), (0.0, 0.0, True, False), (0.01, 0.0, True, True)],
 )
 def test_a_target_is_met_or_not(value: float, target: float, strict: bool, met: bool) -> None:
-    assert figure(value, target, strict).met is met
-    assert figure(value, target, strict).as_mapping()["met"] is met
+    assert metric(value, target, strict).met is met
+    assert metric(value, target, strict).as_mapping()["met"] is met
 
 
 def test_without_a_target_nothing_is_met_or_missed() -> None:
-    assert figure(0.5).met is None
-    assert figure(0.5).target_text == ""
+    assert metric(0.5).met is None
+    assert metric(0.5).target_text == ""
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_without_a_target_nothing_is_met_or_missed() -> None:
     ],
 )
 def test_values_are_shown_in_their_unit(value: float, unit: str, text: str) -> None:
-    assert figure(value, unit=unit).value_text == text
+    assert metric(value, unit=unit).value_text == text
 
 
 def test_targets_say_whether_they_are_enough_themselves() -> None:
-    assert figure(1.0, 0.9).target_text == "≥ 90.0 %"
-    assert figure(1.0, 0.0, strict=True, unit="points").target_text == "> 0 points"
+    assert metric(1.0, 0.9).target_text == "≥ 90.0 %"
+    assert metric(1.0, 0.0, strict=True, unit="points").target_text == "> 0 points"
 
 
 def test_mean_psnr_is_the_mean_of_the_images_ratios() -> None:

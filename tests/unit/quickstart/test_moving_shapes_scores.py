@@ -10,7 +10,7 @@ from lightning_dalle.callbacks.motion_curve import MotionCurve
 from lightning_dalle.data.moving_shapes.data_module import MovingShapesDataModule
 from lightning_dalle.data.moving_shapes.motions import draw_motion, parse_motion, place_motion
 from lightning_dalle.quickstart.settings import Sampling
-from lightning_dalle.quickstart.video_scores import judge_moving_shapes
+from lightning_dalle.quickstart.video_scores import evaluate_moving_shapes
 from tests.unit.quickstart.fakes import FakeTextToImage
 
 CLIP_SHAPE = (8, 32, 32)
@@ -31,27 +31,27 @@ def still_clip(caption: str) -> np.ndarray:
     return np.repeat(right_clip(caption)[:, :1], CLIP_SHAPE[0], axis=1)
 
 
-def values(judgement: Any) -> dict[str, float]:
-    return {figure.key: figure.value for figure in judgement.figures}
+def values(evaluation: Any) -> dict[str, float]:
+    return {metric.key: metric.value for metric in evaluation.metrics}
 
 
 def test_right_clips_are_all_right(data: MovingShapesDataModule) -> None:
     module = FakeTextToImage(right_clip, [0, 1])
-    judgement = judge_moving_shapes(module, data, SAMPLING)  # type: ignore[arg-type]
-    figures = values(judgement)
+    evaluation = evaluate_moving_shapes(module, data, SAMPLING)  # type: ignore[arg-type]
+    metrics = values(evaluation)
     for name in ("colour", "shape", "axis", "direction", "speed", "all"):
-        assert figures[f"oracle_{name}"] == 1
-    assert 0.5 < figures["motion_ratio"] < 2
-    assert judgement.prompts[0].marks.all()
+        assert metrics[f"oracle_{name}"] == 1
+    assert 0.5 < metrics["motion_ratio"] < 2
+    assert evaluation.prompts[0].marks.all()
     assert set(module.calls[0]["captions"]) <= set(data.held_out_captions())
     assert module.calls[0]["guidance_scale"] == 1.5
 
 
 def test_clips_that_do_not_move_show_no_motion(data: MovingShapesDataModule) -> None:
     module = FakeTextToImage(still_clip, [0, 1])
-    figures = values(judge_moving_shapes(module, data, SAMPLING))  # type: ignore[arg-type]
-    assert (figures["oracle_colour"], figures["oracle_shape"]) == (1, 1)
-    assert (figures["oracle_axis"], figures["oracle_all"], figures["motion_ratio"]) == (0, 0, 0)
+    metrics = values(evaluate_moving_shapes(module, data, SAMPLING))  # type: ignore[arg-type]
+    assert (metrics["oracle_colour"], metrics["oracle_shape"]) == (1, 1)
+    assert (metrics["oracle_axis"], metrics["oracle_all"], metrics["motion_ratio"]) == (0, 0, 0)
 
 
 class _Recorder(FakeTextToImage):

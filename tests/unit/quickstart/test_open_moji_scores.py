@@ -9,7 +9,7 @@ from lightning_dalle.data.emoji import openmoji as open_moji
 from lightning_dalle.data.emoji.openmoji import OpenMojiDataModule
 from lightning_dalle.evaluation.extractors import ModuleExtractor
 from lightning_dalle.quickstart import open_moji_scores
-from lightning_dalle.quickstart.open_moji_scores import judge_open_moji, training_prompts
+from lightning_dalle.quickstart.open_moji_scores import evaluate_open_moji, training_prompts
 from lightning_dalle.quickstart.settings import Sampling
 from tests.unit.quickstart.fakes import fake_models, noise
 
@@ -52,31 +52,31 @@ def test_there_are_no_more_prompts_than_captions(data: OpenMojiDataModule) -> No
 
 def test_pictures_are_judged_by_the_nearest_of_the_whole_set(data: OpenMojiDataModule) -> None:
     models = fake_models(right_picture, [2, 3], width=3 * SIZE * SIZE)
-    judgement = judge_open_moji(models, data, SAMPLING)
-    values = {figure.key: figure.value for figure in judgement.figures}
+    evaluation = evaluate_open_moji(models, data, SAMPLING)
+    values = {metric.key: metric.value for metric in evaluation.metrics}
     assert values["caption_match_best_of_4"] == 1
     assert values["caption_match_any_of_4"] == 1
     # Noise is no picture's likeness: it bears a caption by chance only.
     assert 0.5 <= values["caption_match_mean_of_4"] < 0.6
-    (prompts,) = judgement.prompts
+    (prompts,) = evaluation.prompts
     assert prompts.originals is not None
     assert torch.equal(prompts.originals, prompts.pictures.best)
 
 
 def test_distances_have_the_name_of_their_features_and_reconstructions_beside_them(data: OpenMojiDataModule) -> None:
     models = fake_models(right_picture, [2, 3], width=3 * SIZE * SIZE, darkening=50)
-    judgement = judge_open_moji(models, data, SAMPLING)
-    values = {figure.key: figure.value for figure in judgement.figures}
+    evaluation = evaluate_open_moji(models, data, SAMPLING)
+    values = {metric.key: metric.value for metric in evaluation.metrics}
     # The best pictures are the originals, and reconstructions are darker.
     assert values["fd_effnet_lite0_generated"] < 1e-6 < values["fd_effnet_lite0_reconstructed"]
     assert {"kd_effnet_lite0_generated", "kd_effnet_lite0_reconstructed"} <= set(values)
-    assert judgement.details["extractor"]["extractor"] == "effnet_lite0"
+    assert evaluation.details["extractor"]["extractor"] == "effnet_lite0"
 
 
 def test_reconstructions_of_validation_pictures_have_the_target(data: OpenMojiDataModule) -> None:
     models = fake_models(right_picture, [0], width=3 * SIZE * SIZE, darkening=10)
-    figures = {figure.key: figure for figure in judge_open_moji(models, data, SAMPLING).figures}
-    assert figures["reconstruction_psnr_val"].met is True
-    assert figures["reconstruction_psnr_val"].value == pytest.approx(28.13, abs=0.01)
-    assert figures["reconstruction_psnr_val"].n == len(data.captions("val"))
-    assert figures["reconstruction_psnr_train"].met is None
+    metrics = {metric.key: metric for metric in evaluate_open_moji(models, data, SAMPLING).metrics}
+    assert metrics["reconstruction_psnr_val"].met is True
+    assert metrics["reconstruction_psnr_val"].value == pytest.approx(28.13, abs=0.01)
+    assert metrics["reconstruction_psnr_val"].n == len(data.captions("val"))
+    assert metrics["reconstruction_psnr_train"].met is None

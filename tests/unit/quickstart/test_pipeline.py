@@ -8,7 +8,7 @@ from lightning_dalle.quickstart import pipeline
 from lightning_dalle.quickstart.expected_time import REFERENCE, TYPICAL_SECONDS, Pace, format_minutes
 from lightning_dalle.quickstart.pictures import Models
 from lightning_dalle.quickstart.pipeline import TITLES, Pipeline
-from lightning_dalle.quickstart.scoring import judge
+from lightning_dalle.quickstart.scoring import evaluate
 from lightning_dalle.quickstart.settings import TRAINED_STAGES, RunFolder, Sampling, Settings
 from tests.unit.quickstart.fakes import fake_models
 
@@ -33,7 +33,7 @@ def work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[Pipeline, lis
     monkeypatch.setattr(Pipeline, "_metrics", lambda self: {})
     monkeypatch.setattr(pipeline, "rehearse", lambda settings, folder, stages: dict.fromkeys(stages, PACE))
     monkeypatch.setattr(pipeline, "measure_speed", lambda: REFERENCE)
-    monkeypatch.setattr(pipeline, "print_figures", lambda *arguments: None)
+    monkeypatch.setattr(pipeline, "print_metrics", lambda *arguments: None)
     monkeypatch.setattr(pipeline.Results, "read", lambda folder: pipeline.Results([], {}, {}, {}, {}))
     return made, ran
 
@@ -140,4 +140,4 @@ def test_pictures_of_other_data_cannot_be_judged(monkeypatch: pytest.MonkeyPatch
         match="data \\(object\\) must be OpenMojiDataModule, CaptionedShapesDataModule, MovingShapesDataModule or "
         "AnimatedEmojiDataModule",
     ):
-        judge(RunFolder(tmp_path), object(), Sampling())  # type: ignore[arg-type]
+        evaluate(RunFolder(tmp_path), object(), Sampling())  # type: ignore[arg-type]

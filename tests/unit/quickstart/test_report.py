@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_dalle.quickstart.evaluation import Figure
+from lightning_dalle.quickstart.evaluation import EvaluationMetric
 from lightning_dalle.quickstart.report import render_report
 from lightning_dalle.quickstart.results import Results
 from lightning_dalle.quickstart.settings import TRAINED_STAGES
@@ -64,13 +64,13 @@ def results(
     trained: tuple[str, ...] = TRAINED_STAGES["shapes"],
 ) -> Results:
     pictures = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
-    figures = [
-        Figure(key="a", label="Minor", definition="How.", value=0.25, n=4, unit="%"),
-        Figure(key="b", label="Reached", definition="How.", value=0.95, n=4, target=0.9, unit="%"),
-        Figure(key="c", label="Missed", definition="How.", value=0.5, n=4, target=0.6, unit="%"),
+    metrics = [
+        EvaluationMetric(key="a", label="Minor", definition="How.", value=0.25, n=4, unit="%"),
+        EvaluationMetric(key="b", label="Reached", definition="How.", value=0.95, n=4, target=0.9, unit="%"),
+        EvaluationMetric(key="c", label="Missed", definition="How.", value=0.5, n=4, target=0.6, unit="%"),
     ]
     return Results(
-        figures=figures,
+        metrics=metrics,
         details=details or {},
         pictures={
             "samples": pictures,
