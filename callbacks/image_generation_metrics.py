@@ -179,7 +179,7 @@ class ImageGenerationMetrics(GenerationCallback):
             generated = ImageFeatures(*(self._gather(trainer, part) for part in generated))
             real, real_clips, generated_clips = (
                 self._gather(trainer, rows.to(pl_module.device))
-                for rows in (_joined(self._real), _joined(self._real_clips), generated_clips)
+                for rows in (_concatenated(self._real), _concatenated(self._real_clips), generated_clips)
             )
         try:
             scores = image_scores(ImageFeatures(real, real[:, :0]), generated, self.extractor.name, self.seed)
@@ -218,10 +218,10 @@ class ImageGenerationMetrics(GenerationCallback):
             chunks.append(self.extractor.extract(as_frames(images)))
             if images.ndim == 5:
                 clips.append(self.video_extractor.extract(images, chunks[-1].features))
-        return ImageFeatures(*(_joined(parts) for parts in zip(*chunks, strict=True))), _joined(clips)
+        return ImageFeatures(*(_concatenated(parts) for parts in zip(*chunks, strict=True))), _concatenated(clips)
 
 
-def _joined(chunks: Sequence[Tensor]) -> Tensor:
+def _concatenated(chunks: Sequence[Tensor]) -> Tensor:
     """All rows that there are; an empty chunk does not know how wide it would be."""
     filled = [chunk for chunk in chunks if len(chunk)]
     return torch.cat(filled) if filled else torch.empty(0, 0, device=chunks[0].device if chunks else None)

@@ -48,9 +48,9 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## The module
 #
-# It is written for whole sequences. `sequence_plan` says which entries of a batch are cut, and along which dimension;
-# positions and labels are among them, made of the whole sequence by the data. The loss is a `sequence_mean`, which
-# without a strategy is a sum over a count. Attention is torch's own.
+# It is written for whole sequences. `sequence_plan` says which entries of a batch are sharded, and along which
+# dimension; positions and labels are among them, made of the whole sequence by the data. The loss is a `sequence_mean`,
+# which without a strategy is a sum over a count. Attention is torch's own.
 
 
 # %%

@@ -62,7 +62,7 @@ def assert_only_rounded(actual: Result, plain: Result, exact: Result, *, factor:
     assert not failed, "; ".join(failed)
 
 
-def joined(state: Mapping[str, Tensor]) -> Tensor:
+def flattened(state: Mapping[str, Tensor]) -> Tensor:
     """Return all tensors as one vector, where the largest error of small ones alone would be luck."""
     return torch.cat([state[name].flatten() for name in sorted(state)])
 

@@ -47,9 +47,9 @@ def middle_window(
 ) -> UInt8[np.ndarray, "3 new_height new_width"]:
     """The largest window in the middle that has the proportions of (height, width), resized to it."""
     scale = min(length / wanted for length, wanted in zip(image.shape[1:], size, strict=True))
-    cut = [round(scale * wanted) for wanted in size]
-    top, left = ((length - kept) // 2 for length, kept in zip(image.shape[1:], cut, strict=True))
-    return np.ascontiguousarray(_area_resize(image[:, top : top + cut[0], left : left + cut[1]], size))
+    cropped = [round(scale * wanted) for wanted in size]
+    top, left = ((length - kept) // 2 for length, kept in zip(image.shape[1:], cropped, strict=True))
+    return np.ascontiguousarray(_area_resize(image[:, top : top + cropped[0], left : left + cropped[1]], size))
 
 
 def _random_crop(image: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:

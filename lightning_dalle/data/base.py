@@ -62,7 +62,7 @@ class CaptionedDataModule(LightningDataModule, ABC):
     Args:
         batch_size: Samples per rank; the last, smaller batch of a training epoch is left out.
         tokenizer: A tokenizer.json, as `lightning-dalle tokenizer` writes it; without one there are no `text_tokens`.
-        text_tokens: Positions for a caption; longer captions are cut.
+        text_tokens: Positions for a caption; longer captions are truncated.
         bpe_dropout: Share of merges skipped in training; the paper's is .1. Never in validation.
         num_workers: Processes that prepare training and validation batches; 0 prepares them in the main process.
         seed: Of order, crops and dropout.
@@ -245,7 +245,7 @@ class CaptionedVideoDataModule(CaptionedDataModule):
         """Clips and captions of a split, `train` or `val` at least; made once, then the same object."""
 
     def dataset(self, split: str, *, training: bool = False) -> CaptionedClipDataset:
-        """Clips of a split, cut at random places of longer ones in training only."""
+        """Clips of a split, cropped at random from longer ones in training only."""
         return CaptionedClipDataset(self.source(split), random_cuts=training, **self._caption_settings(training))
 
     def setup(self, stage: str | None = None) -> None:

@@ -85,7 +85,7 @@ class ImageSource(CaptionedSource, Protocol):
 
 
 class CaptionedImageDataset(CaptionedDataset):
-    """Images cut to size; without augmentation an image is its middle square, resized."""
+    """Images cropped to size; without augmentation an image is its middle square, resized."""
 
     def __init__(
         self, source: ImageSource, image_size: int, *, augmentation: Augmentation | None = None, **captions: Any
@@ -111,12 +111,12 @@ class ClipSource(CaptionedSource, Protocol):
     def clip(
         self, index: int, generator: np.random.Generator | None
     ) -> tuple[UInt8[np.ndarray, "3 frames height width"], str]:
-        """The clip and its caption; the generator chooses where a longer one is cut, None takes its middle."""
+        """The clip and its caption; the generator chooses what part of a longer one is taken, None takes its middle."""
         ...
 
 
 class CaptionedClipDataset(CaptionedDataset):
-    """Clips of a source, cut at random in training and in the middle elsewhere."""
+    """Clips of a source, cropped at random in training and in the middle elsewhere."""
 
     def __init__(self, source: ClipSource, *, random_cuts: bool = False, **captions: Any) -> None:
         super().__init__(source, **captions)

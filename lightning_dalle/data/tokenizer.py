@@ -128,7 +128,7 @@ class CaptionTokenizer:
     def encode(
         self, captions: Sequence[str], text_tokens: int, dropout: float = 0.0, seed: int | None = None
     ) -> Int[Tensor, "captions text_tokens"]:
-        """The ids of each caption, cut or padded with 0 to `text_tokens`.
+        """The ids of each caption, truncated or padded with 0 to `text_tokens`.
 
         Args:
             dropout: Share of the applicable merges that each step skips; .1 in the paper's training.
@@ -152,7 +152,7 @@ class CaptionTokenizer:
         return tokens
 
     def _split(self, caption: str) -> list[str]:
-        """The caption lower-cased and cut into words of byte symbols."""
+        """The caption lower-cased and split into words of byte symbols."""
         # A lone surrogate (a file name, broken JSON) has no UTF-8 form.
         text = caption.encode("utf-8", "replace").decode("utf-8")
         normalized = self._library.normalizer.normalize_str(text)
@@ -184,7 +184,7 @@ class CaptionTokenizer:
         self.num_truncated += 1
         if self.num_truncated == 1:
             logger.warning(
-                "a caption of %d tokens was cut to text_tokens (%d): %.60r; further ones are counted only",
+                "a caption of %d tokens was truncated to text_tokens (%d): %.60r; further ones are counted only",
                 length,
                 text_tokens,
                 caption,

@@ -8,7 +8,7 @@ from torch import Tensor
 def as_uint8(images: Shaped[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
     """Return images as uint8; floating-point ones are taken as values in [0, 1], clamped and rounded.
 
-    A plain conversion would cut decimals off and wrap what lies outside (1.004 becomes 0).
+    A plain conversion would truncate decimals and wrap what lies outside (1.004 becomes 0).
 
     Raises:
         TypeError: If the images are integers of another kind.

@@ -46,7 +46,7 @@ class ContrastiveModule(LightningModule):
     Logged under `train/`, `val/` and `test/`: `loss`, and `accuracy`, the share of images whose best caption of the
     batch is theirs; `train/logit_scale`.
 
-    The gradient under DDP is that of one process on the joined batch. Batch normalisation, in the network of our own,
+    The gradient under DDP is that of one process on the gathered batch. Batch normalisation, in the network of our own,
     sees the images of its rank only, unless the Trainer is given `sync_batchnorm=True` (GPUs only).
 
     Args:

@@ -96,7 +96,7 @@ class TextToImageModule(LightningModule):
         return self.network.gradient_blocks()
 
     def sequence_plan(self) -> SequencePlan:
-        """Layers, heads and losses on parts of the sequence, for strategies that cut it; embeddings of the whole."""
+        """Where strategies shard the sequence: layers, heads and losses get local shards, embeddings all of it."""
         config = self.network.config
         return SequencePlan(
             inputs={"network.layers.0": {"hidden": 1}},

@@ -106,10 +106,10 @@ class VideoDiTModule(LightningModule):
         return ["network.patch_embedding.*", "network.output.*"]
 
     def sequence_plan(self) -> SequencePlan:
-        """Blocks on parts of the sequence, for strategies that cut it; all else, and captions, on the whole."""
-        cut = {"hidden": 1, "cos": 1, "sin": 1, "groups": 1}
+        """Where strategies shard the sequence: blocks get local shards; all else, and captions, are whole."""
+        sharded = {"hidden": 1, "cos": 1, "sin": 1, "groups": 1}
         return SequencePlan(
-            inputs={"network.trunk": cut}, outputs={"network.trunk": 1}, num_heads=self.network.config.num_heads
+            inputs={"network.trunk": sharded}, outputs={"network.trunk": 1}, num_heads=self.network.config.num_heads
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -260,7 +260,7 @@ class VideoDiTModule(LightningModule):
         return self._encode_text(batch["caption"])
 
     def _encode_text(self, captions: Sequence[str]) -> Tensor:
-        # Captions are whole wherever clips are cut.
+        # Captions are whole wherever clips are sharded.
         with sharded_sequences(None):
             return self.text_encoder.encode(list(captions))
 

@@ -164,7 +164,7 @@ class RepeatedCaptionClipLoss(open_clip.ClipLoss):
     describes the image. Such pairs are left out of both softmaxes; without repeats the loss is `ClipLoss` exactly.
 
     Features are gathered over the default process group with their gradient, each rank computes its own rows, and so
-    the mean over ranks (what DDP takes) of value and gradient is that of one process on the joined batch. All ranks
+    the mean over ranks (what DDP takes) of value and gradient is that of one process on the gathered batch. All ranks
     must bring batches of equal size.
 
     Args:
@@ -188,8 +188,8 @@ class RepeatedCaptionClipLoss(open_clip.ClipLoss):
 
         Args:
             text_tokens: The captions; equal rows are repeats of one caption.
-            negative_features: Of a text for each image that is nearly its caption and wrong. It joins the image's own
-                softmax, not the accuracy (NegCLIP, Yuksekgonul et al. 2023, section 4).
+            negative_features: Of a text for each image that is nearly its caption and wrong. It is added to the image's
+                own softmax, not the accuracy (NegCLIP, Yuksekgonul et al. 2023, section 4).
         """
         image_logits, text_logits = self.get_logits(image_features, text_features, logit_scale, logit_bias)
         labels = self.get_ground_truth(image_logits.device, len(image_logits))

@@ -179,7 +179,7 @@ class SparseTransformer(nn.Module):
     ) -> tuple[Float[Tensor, "batch text text_vocabulary"], Float[Tensor, "batch image image_vocabulary"]]:
         """Logits of every text token and every image token, each given all tokens before it.
 
-        Within `sharded_sequences`, of the `own_tokens` alone, if the hidden states were cut before the first layer.
+        Within `sharded_sequences`, of the `own_tokens` alone, if the hidden states were sharded before the first layer.
 
         Raises:
             ValueError: If a caption or an image has another number of tokens than the configuration says.

@@ -32,13 +32,13 @@ def patchify(
     """
     batch, channels, *size = video.shape
     time, height, width = token_grid((size[0], size[1], size[2]), patch_size)
-    cut = video.view(batch, channels, time, patch_size[0], height, patch_size[1], width, patch_size[2])
-    return cut.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)
+    split = video.view(batch, channels, time, patch_size[0], height, patch_size[1], width, patch_size[2])
+    return split.permute(0, 2, 4, 6, 1, 3, 5, 7).flatten(4).flatten(1, 3)
 
 
 def unpatchify(
     patches: Float[Tensor, "batch tokens features"], grid: Grid, patch_size: Grid
 ) -> Float[Tensor, "batch channels time height width"]:
     """The inverse of `patchify`, for a sequence of `grid` tokens."""
-    cut = patches.unflatten(-1, (-1, *patch_size)).unflatten(1, grid)  # [batch, t, h, w, channels, pt, ph, pw]
-    return cut.permute(0, 4, 1, 5, 2, 6, 3, 7).flatten(6, 7).flatten(4, 5).flatten(2, 3)
+    split = patches.unflatten(-1, (-1, *patch_size)).unflatten(1, grid)  # [batch, t, h, w, channels, pt, ph, pw]
+    return split.permute(0, 4, 1, 5, 2, 6, 3, 7).flatten(6, 7).flatten(4, 5).flatten(2, 3)

@@ -54,8 +54,8 @@ def rotate(
     cos, sin = rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1)  # [batch, 1, tokens, half]
     first, second = wide.unflatten(-1, (-1, 2)).unbind(-1) if pairing == "interleaved" else wide.chunk(2, dim=-1)
     pair = first * cos - second * sin, first * sin + second * cos
-    joined = torch.stack(pair, dim=-1).flatten(-2) if pairing == "interleaved" else torch.cat(pair, dim=-1)
-    return joined.to(features.dtype)
+    rotated = torch.stack(pair, dim=-1).flatten(-2) if pairing == "interleaved" else torch.cat(pair, dim=-1)
+    return rotated.to(features.dtype)
 
 
 def half_split_order(head_dim: int) -> Int[Tensor, " head_dim"]:

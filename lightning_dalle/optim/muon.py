@@ -38,7 +38,7 @@ class ChainedOptimizer(Optimizer):
             raise ValueError("optimizers () is empty; give at least one")
         stepped = [type(optimizer).__name__ for optimizer in optimizers if optimizer.state]
         if stepped:
-            raise ValueError(f"optimizers ({', '.join(stepped)}) were stepped already; join new ones")
+            raise ValueError(f"optimizers ({', '.join(stepped)}) were stepped already; chain new ones")
         self.optimizers = optimizers
         # The base class refuses parameters that occur twice, and takes the groups as they are.
         super().__init__([group for optimizer in optimizers for group in optimizer.param_groups], {})

@@ -17,7 +17,7 @@ class HasGradientBlocks(Protocol):
         """Return the blocks by name.
 
         Each is a module, or the modules that run one after another from where the block leaves the identity path, first
-        module, to where it joins it again, last module. Plain functions between them run in the type that comes in.
+        module, to where it is added again, last module. Plain functions between them run in the type that comes in.
         """
         ...
 

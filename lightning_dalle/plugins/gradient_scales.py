@@ -17,7 +17,7 @@ def groups_finite_on_all_ranks(
 
     One all-reduce of a flag per group over the process group, by default the whole world: all dimensions of a mesh
     must agree on a skipped update, those that shard or copy the gradient as well as those that reduce it. All ranks
-    call it, with the same number of groups; a group may be empty. Of a DTensor each rank looks at its own part.
+    call it, with the same number of groups; a group may be empty. Of a DTensor each rank looks at its local shard.
 
     Args:
         device: Where the flags travel, one that the process group's backend serves.

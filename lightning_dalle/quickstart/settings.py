@@ -167,7 +167,7 @@ class RunFolder:
 
     @property
     def group(self) -> str:
-        """The group that joins the W&B runs of all stages and attempts."""
+        """The group of the W&B runs of all stages and attempts."""
         return str(json.loads((self.path / "settings.json").read_text())["group"])
 
     def checkpoint(self, stage: str) -> Path:

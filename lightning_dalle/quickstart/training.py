@@ -91,7 +91,7 @@ def data_module(settings: Settings) -> CaptionedDataModule:
 def last_checkpoint(folder: RunFolder, stage: str) -> Path | None:
     """The newest whole checkpoint of an interrupted stage.
 
-    A file may be cut off where temporary files live on another disk and the machine stopped while one was copied.
+    A file may be truncated where temporary files live on another disk and the machine stopped while one was copied.
     """
     found = sorted((folder.work(stage) / "checkpoints").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)
     return next((path for path in reversed(found) if zipfile.is_zipfile(path)), None)

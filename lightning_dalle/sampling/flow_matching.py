@@ -25,8 +25,8 @@ def keyed_noise(
 ) -> Float[Tensor, "samples *shape"]:
     """Standard normal noise of each sample, a function of seed, the sample's own key and the step alone.
 
-    It is that of the whole sample, drawn on the CPU: whoever holds a part of one cuts it from there, and gets the same
-    on any rank and device.
+    It is that of the whole sample, drawn on the CPU: a process that holds a shard takes it from there, and gets the
+    same on any rank and device.
     """
     keys = [(seed, *sample, step) for sample in samples]
     return torch.stack([torch.randn(shape, generator=keyed_generator(key)) for key in keys])

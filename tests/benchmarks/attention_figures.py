@@ -48,7 +48,7 @@ class LayerAttention:
         torch.autograd.grad(self.forward(attention), self._projected, self._grad_output)
 
     def alone(self, attention: Attention) -> None:
-        """Without what splits a projection and joins its gradients."""
+        """Without what splits a projection and concatenates its gradients."""
         torch.autograd.grad(attention(*self._separate), self._separate, self._grad_separate)
 
     def saved_bytes(self, attention: ProjectedAttention) -> int:
@@ -74,7 +74,7 @@ def layer_table(sizes: AttentionSizes) -> Table:
         f"Text {sizes.text_length}, {sizes.num_heads} heads of {sizes.head_dim}, batch {sizes.batch}, fp32. Dense is "
         "`scaled_dot_product_attention`, and faster is against its faster way. Alone: of separate query, key and "
         "value, against causal; the other columns are of one projection, of which structured attention takes the "
-        "whole, and dense attention three views, whose gradients are joined. "
+        "whole, and dense attention three views, whose gradients are concatenated. "
         "Saved: MB kept for the backward pass.",
         (
             "grid",

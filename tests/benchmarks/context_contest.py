@@ -1,4 +1,4 @@
-"""Attention over a cut sequence against the PyPI package ring-attention-pytorch.
+"""Attention over a sharded sequence against the PyPI package ring-attention-pytorch.
 
 Release 0.5.20 of it is right forward, and in the gradient of queries. Its backward pass takes what a hand-over gives,
 what came and what was sent, for the gradients of keys and values; both are stacks of the two, over which autograd
@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from lightning_dalle.distributed.context_parallel.attention import ContextAttention
 from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
 from lightning_dalle.distributed.context_parallel.mask import SequenceMask
-from tests.benchmarks.context_sizes import Attention, Sizes, step, whole_inputs
+from tests.benchmarks.context_parallel_degrees import Attention, Sizes, step, whole_inputs
 from tests.benchmarks.table import Table, milliseconds
 from tests.benchmarks.timing import seconds_of
 from tests.ranks import run_ranks

@@ -1,4 +1,4 @@
-"""Attention over a cut sequence against one process: time, kept and peak memory, bytes, and another package.
+"""Attention over a sharded sequence against one process: time, kept and peak memory, bytes, and another package.
 
     python -m tests.benchmarks.context_parallel
 
@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tests.benchmarks.context_contest import contest_table
 from tests.benchmarks.context_memory import longest_table
-from tests.benchmarks.context_sizes import Sizes
+from tests.benchmarks.context_parallel_degrees import Sizes
 from tests.benchmarks.context_times import table_of
 
 

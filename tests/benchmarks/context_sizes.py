@@ -1,4 +1,4 @@
-"""What the benchmarks of attention over a cut sequence attend, and one step of it."""
+"""What the benchmarks of attention over a sharded sequence attend, and one step of it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Time, bytes and kept memory of attention over a cut sequence against one process."""
+"""Time, bytes and kept memory of attention over a sharded sequence against one process."""
 
 import statistics
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from lightning_dalle.distributed.context_parallel.mask import SequenceMask
 from lightning_dalle.ops.attention.api import attend
 from lightning_dalle.ops.attention.patterns import PatternKind
 from tests.benchmarks.context_memory import kept_bytes
-from tests.benchmarks.context_sizes import Attention, Sizes, step, whole_inputs
+from tests.benchmarks.context_parallel_degrees import Attention, Sizes, step, whole_inputs
 from tests.benchmarks.table import Table, milliseconds
 from tests.benchmarks.timing import seconds_of
 from tests.ranks import run_ranks

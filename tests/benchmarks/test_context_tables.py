@@ -1,4 +1,4 @@
-"""The benchmark of cut sequences at a toy size: that it runs, and that ranks give what one process does."""
+"""The benchmark of sharded sequences at a toy size: that it runs, and that ranks give what one process does."""
 
 from tests.benchmarks.context_sizes import Sizes
 from tests.benchmarks.context_times import table_of

@@ -85,7 +85,7 @@ def packing_table(sizes: VideoSizes) -> Table:
     padded = torch.randn(4, config.channels, frames, *sides)
     networks = {"packed": VideoDiT(config), "padded": VideoDiT(config)}
     works = {
-        "packed": _training_step(networks["packed"], lambda: _joined(networks["packed"](clips, times, text))),
+        "packed": _training_step(networks["packed"], lambda: _concatenated(networks["packed"](clips, times, text))),
         "padded": _training_step(networks["padded"], lambda: networks["padded"](padded, times, text)),
     }
     seconds = interleaved_medians(works, sizes.rounds)
@@ -146,7 +146,7 @@ def _saved_megabytes(forward: Callable[[], Tensor]) -> float:
     return sum(storages.values()) / 1e6
 
 
-def _joined(clips: list[Tensor]) -> Tensor:
+def _concatenated(clips: list[Tensor]) -> Tensor:
     return torch.cat([clip.flatten() for clip in clips])
 
 

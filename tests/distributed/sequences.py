@@ -55,6 +55,6 @@ def plain_attention(mask: SequenceMask, tensors: list[Tensor]) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad(output, (query, key, value), tensors[3])]
 
 
-def cut(layout: SequenceLayout, rank: int, tensors: list[Tensor]) -> list[Tensor]:
+def shards(layout: SequenceLayout, rank: int, tensors: list[Tensor]) -> list[Tensor]:
     """A rank's parts, as leaves of their own."""
     return [layout.shard(tensor, rank, dim=-2).clone().requires_grad_() for tensor in tensors]

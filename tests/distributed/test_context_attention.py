@@ -1,4 +1,4 @@
-"""Attention over a sequence that is cut among two, three and four ranks, against one process."""
+"""Attention over a sequence that is sharded among two, three and four ranks, against one process."""
 
 import itertools
 import operator
@@ -16,9 +16,9 @@ from tests.distributed.engines import ENGINES, groups
 from tests.distributed.sequences import (
     LENGTH,
     MASKS,
-    cut,
     inputs,
     plain_attention,
+    shards,
 )
 from tests.ranks import run_ranks
 from tests.rounding import FACTOR, largest_error, rounding_bar
@@ -29,7 +29,7 @@ def _run(
     rank: int, engine: str, layout: SequenceLayout, mask: SequenceMask, tensors: list[Tensor], **options: Any
 ) -> list[Tensor]:
     """The rank's part of output and gradients."""
-    query, key, value, grad_output = cut(layout, rank, tensors)
+    query, key, value, grad_output = shards(layout, rank, tensors)
     attention = ContextAttention(layout, mask, **groups(engine))
     output = attention(query, key, value, **options)
     return [output.detach(), *torch.autograd.grad(output, (query, key, value), grad_output)]
@@ -115,8 +115,8 @@ def test_dropout_depends_on_positions_alone(world_size: int) -> None:
         expected = [output.detach(), *torch.autograd.grad(output, (query, key, value), tensors[3])]
         layout = SequenceLayout(LENGTH, world_size, kind)
         for place, whole in enumerate(expected):
-            joined = layout.unshard([rank[case][place] for rank in ranks], dim=-2)
-            torch.testing.assert_close(joined, whole, rtol=0, atol=1e-13)
+            gathered = layout.unshard([rank[case][place] for rank in ranks], dim=-2)
+            torch.testing.assert_close(gathered, whole, rtol=0, atol=1e-13)
 
 
 def _with_other_document(rank: int) -> list[list[Tensor]]:
@@ -150,7 +150,7 @@ def _refusals(rank: int) -> None:
     rule = "heads, which must be divisible by the 2 ranks of the head group; use a smaller head group, or a ring"
     for heads, key_heads, subject in ((3, 3, "query has 3"), (4, 1, "key has 1")):
         with pytest.raises(ValueError, match=f"{subject} {rule}"):
-            attention(*cut(layout, rank, inputs(heads, key_heads)[:3]))
+            attention(*shards(layout, rank, inputs(heads, key_heads)[:3]))
 
 
 def test_heads_that_cannot_be_divided_are_refused_on_every_rank() -> None:

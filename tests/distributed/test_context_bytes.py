@@ -1,4 +1,4 @@
-"""What attention over a cut sequence sends, and what it keeps for the backward pass."""
+"""What attention over a sharded sequence sends, and what it keeps for the backward pass."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
 from lightning_dalle.distributed.context_parallel.mask import SequenceMask
 from lightning_dalle.ops.attention.patterns import AttentionPattern, window_reach
 from tests.distributed.engines import ENGINES, groups
-from tests.distributed.sequences import BATCH, HEAD_DIM, LENGTH, MASKS, TEXT, cut, inputs
+from tests.distributed.sequences import BATCH, HEAD_DIM, LENGTH, MASKS, TEXT, inputs, shards
 from tests.ranks import run_ranks
 
 
@@ -24,7 +24,7 @@ def _cost(rank: int, engine: str, length: int) -> tuple[int, int, int]:
     layout = SequenceLayout(length, distributed.get_world_size())
     kept: dict[int, int] = {}
     whole = [torch.randn(BATCH, 2 * layout.num_ranks, length, HEAD_DIM, dtype=torch.float64) for _ in range(3)]
-    query, key, value = cut(layout, rank, whole)
+    query, key, value = shards(layout, rank, whole)
     attention = ContextAttention(layout, SequenceMask("bidirectional"), **groups(engine))
     with torch.autograd.graph.saved_tensors_hooks(partial(_keep, kept), lambda tensor: tensor):
         output = attention(query, key, value)
@@ -57,7 +57,7 @@ def test_bytes_that_are_sent_and_kept_by_each_rank(world_size: int) -> None:
 def _uneven_bytes(rank: int) -> int:
     layout = SequenceLayout(LENGTH, distributed.get_world_size(), "zigzag")
     attention = ContextAttention(layout, SequenceMask(), **groups("ring"))
-    attention(*cut(layout, rank, inputs(2, 2)[:3]))
+    attention(*shards(layout, rank, inputs(2, 2)[:3]))
     assert attention.statistics.communication_seconds >= attention.statistics.waiting_seconds > 0
     assert attention.statistics.attention_seconds > 0
     return attention.statistics.bytes_sent
@@ -70,7 +70,7 @@ def test_uneven_parts_travel_unpadded() -> None:
 def _window_costs(rank: int) -> tuple[int, int, int]:
     """Bytes sent forward, bytes sent backward, bytes kept for it."""
     layout, kept = SequenceLayout(LENGTH, distributed.get_world_size()), dict[int, int]()
-    query, key, value = cut(layout, rank, inputs(2, 2)[:3])
+    query, key, value = shards(layout, rank, inputs(2, 2)[:3])
     attention = ContextAttention(layout, MASKS["row"], **groups("ring"))
     with torch.autograd.graph.saved_tensors_hooks(partial(_keep, kept), lambda tensor: tensor):
         output = attention(query, key, value)

@@ -9,7 +9,7 @@ from lightning_dalle import PowerSGDConfig
 from tests.distributed.language_model import BatchSharded, Foreign, LayerSharded, fit_alone, fit_on_rank, mean_losses
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
-from tests.rounding import assert_only_rounded, joined
+from tests.rounding import assert_only_rounded, flattened
 
 pytestmark = LIGHTNING_WARNINGS
 FULL_RANK = PowerSGDConfig(matrix_approximation_rank=99, min_compression_rate=0.0)
@@ -69,9 +69,9 @@ def test_training_equals_that_of_one_process(world_size: int) -> None:
         expected, exact = _alone(module, tuple(arguments.items()), tuple(options.items()))  # type: ignore[arg-type]
         answers = [answers[case] for answers in by_rank]
         name = f"{settings} {module.__name__} {arguments}"
-        single, double = ({"losses": run["losses"], "state": joined(run["state"])} for run in (expected, exact))
+        single, double = ({"losses": run["losses"], "state": flattened(run["state"])} for run in (expected, exact))
         for answer in answers:
-            ours = {"losses": mean_losses(answers), "state": joined(answer["state"])}
+            ours = {"losses": mean_losses(answers), "state": flattened(answer["state"])}
             assert_only_rounded({name: ours}, {name: single}, {name: double})
             assert answer["losses"][0] > answer["losses"][-1]
         size = settings.get("context_parallel_degree", world_size)

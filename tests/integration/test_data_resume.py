@@ -1,4 +1,4 @@
-"""A run continued from any of its checkpoints sees the very batches of the run that was not cut off."""
+"""A run continued from any of its checkpoints sees the very batches of the run that was not interrupted."""
 
 from pathlib import Path
 from typing import Any

@@ -198,11 +198,11 @@ _TOLERANCE = 0.1
 class MixedSizes:
     """Settings of a run over clips of several sizes.
 
-    A clip that is larger than `largest` is made smaller in its own proportions, never larger, and a longer one is cut.
-    Without buckets it is cut to whole tokens, so that it can be packed.
+    A clip that is larger than `largest` is made smaller in its own proportions, never larger, and a longer one is
+    cropped. Without buckets it is cropped to whole tokens, so that it can be packed.
 
     Attributes:
-        largest: What clips are cut and made smaller to.
+        largest: The size that clips are cropped and made smaller to.
         max_tokens: Of a batch.
         token_size: Frames, rows and columns that make a token.
         buckets: Sizes that clips are padded to; None packs them.

@@ -67,7 +67,7 @@ _DEFAULT_MILLISECONDS = 100
 
 @dataclass(frozen=True)
 class ClipShape:
-    """What is cut from each clip.
+    """What is taken of each clip.
 
     Attributes:
         frame_rate: Frames per second, whatever the file's own is.
@@ -118,7 +118,7 @@ def decode_clip(
     """Frames at even times, each the middle of its picture; transparent parts are white.
 
     Args:
-        generator: Chooses where a longer clip is cut; None takes its middle.
+        generator: Chooses what part of a longer clip is taken; None takes its middle.
 
     Raises:
         OSError: the clip is broken, or too short.

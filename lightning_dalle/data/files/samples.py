@@ -116,7 +116,7 @@ def _add(samples: dict[str, Sample], name: str, suffix: str, part: Part, suffixe
 
 
 def _check_end(shard: Path, offset: int) -> None:
-    """A whole archive ends with a block of zeros; reading stops as quietly at garbage or a cut."""
+    """A whole archive ends with a block of zeros; reading stops as quietly at garbage or a truncated end."""
     if Part(shard, offset, tarfile.BLOCKSIZE).read() != bytes(tarfile.BLOCKSIZE):
         raise tarfile.ReadError(f"no further file and no end of archive at byte {offset}")
 

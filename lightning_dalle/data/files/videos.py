@@ -82,11 +82,11 @@ class CaptionedVideosDataModule(NameSplitDataModule, CaptionedVideoDataModule):
     Of each picture the middle is taken; clips are never mirrored, since captions speak of left and right.
 
     With `max_tokens` clips stay of several sizes: `frames`, `height` and `width` are then the largest, to which larger
-    ones are made smaller in their own proportions and longer ones cut; none is made larger. Clips are cut to whole
-    tokens, and a `video` is a list of clips, [3, T, H, W] each, that `VideoDiTModule` packs into one sequence. With
-    `buckets` it is a tensor of clips of one bucket instead, the smallest that holds them, padded by their last frames,
-    rows and columns, which are learned as well: for what cannot pack. Either way every clip that fits comes once in an
-    epoch, on some rank; batches that do not divide among the ranks are left out, others in each epoch.
+    ones are made smaller in their own proportions and longer ones cropped; none is made larger. Clips are cropped to
+    whole tokens, and a `video` is a list of clips, [3, T, H, W] each, that `VideoDiTModule` packs into one sequence.
+    With `buckets` it is a tensor of clips of one bucket instead, the smallest that holds them, padded by their last
+    frames, rows and columns, which are learned as well: for what cannot pack. Either way every clip that fits comes
+    once in an epoch, on some rank; batches that do not divide among the ranks are left out, others in each epoch.
 
     Args:
         path: A folder of such files, subfolders included, or of .tar shards; or one shard.

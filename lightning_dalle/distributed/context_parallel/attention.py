@@ -1,4 +1,4 @@
-"""Softmax attention over a sequence that is cut among processes."""
+"""Softmax attention over a sequence that is sharded among processes."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ class ContextAttention:
 
     All processes must make the same calls in the same order; each backward pass communicates too. Gradients flow once.
     The plan is made once for a mask and a device, and keeps a byte for each pair in blocks that are partly hidden;
-    rows, columns and convolutions have tiles instead, as without a cut. Not run on CUDA.
+    rows, columns and convolutions have tiles instead, as on one process. Not run on CUDA.
 
     Args:
         layout: Of as many ranks as the groups' sizes multiplied.
@@ -65,7 +65,7 @@ class ContextAttention:
         mask.check_length(layout.length)
         self._mask = mask
         members = [range(member * ulysses_degree, (member + 1) * ulysses_degree) for member in range(self.ring.size)]
-        self._runs = [_joined([run for rank in ranks for run in layout.runs(rank)]) for ranks in members]
+        self._runs = [_merged([run for rank in ranks for run in layout.runs(rank)]) for ranks in members]
         self._plans: dict[tuple[str, bool], RingPlan | WindowPlan] = {}
         self._window = _grid_of(mask, "row", "convolution")
         if self._window is not None:
@@ -115,7 +115,7 @@ class ContextAttention:
         for name, tensor in (("query", query), ("key", key)):
             if tensor.shape[-2] != self.local_length:
                 raise ValueError(
-                    f"{name} has {tensor.shape[-2]} positions, but this rank holds {self.local_length}; cut the "
+                    f"{name} has {tensor.shape[-2]} positions, but this rank holds {self.local_length}; shard the "
                     "sequence with layout.shard"
                 )
         if query.shape[1] % key.shape[1] != 0:
@@ -153,12 +153,12 @@ def _grid_of(mask: SequenceMask, *kinds: PatternKind) -> AttentionPattern | None
     return rule if rule.kind in kinds else None
 
 
-def _joined(runs: list[range]) -> list[range]:
+def _merged(runs: list[range]) -> list[range]:
     """The same positions in the same order, in as few runs as possible."""
-    joined = runs[:1]
+    merged = runs[:1]
     for run in runs[1:]:
-        if run.start == joined[-1].stop:
-            joined[-1] = range(joined[-1].start, run.stop)
+        if run.start == merged[-1].stop:
+            merged[-1] = range(merged[-1].start, run.stop)
         else:
-            joined.append(run)
-    return joined
+            merged.append(run)
+    return merged

@@ -13,7 +13,7 @@ LayoutKind = Literal["contiguous", "zigzag"]
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """A cut of `length` positions among `num_ranks` processes, as even as it can be: nothing is padded or dropped.
+    """Shards of `length` positions among `num_ranks` processes, as even as it can be: nothing is padded or dropped.
 
     - `contiguous`: one run of positions each;
     - `zigzag`: of twice as many runs, the first and the last, the second and the last but one, and so on, so that

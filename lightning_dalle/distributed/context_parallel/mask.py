@@ -1,4 +1,4 @@
-"""Who attends to whom in a sequence that is cut among processes, by positions of the whole sequence."""
+"""Who attends to whom in a sequence that is sharded among processes, by positions of the whole sequence."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -71,8 +71,8 @@ class OnlineSoftmax:
         """
         queries = block.of_queries(query)
         keys, values = _for_each_head(block.of_keys(pair), queries)
-        joined = block.of_queries(self.output), block.of_queries(self.log_sum_exp, dim=-1)
-        for mask, (*inputs, output, total) in _calls(block, query, dropout, queries, keys, values, *joined):
+        results = block.of_queries(self.output), block.of_queries(self.log_sum_exp, dim=-1)
+        for mask, (*inputs, output, total) in _calls(block, query, dropout, queries, keys, values, *results):
             part, part_log_sum_exp = attend_block(*inputs, mask=mask)
             if block.blind is not None:
                 # The fused kernel gives 0 for the logarithm of nothing.

@@ -113,7 +113,7 @@ def _text_tile(
     return PlannedTiles(AttentionTiles(*places, shown), query_shift, key_shift)
 
 
-# Side of the blocks that a partly hidden block is cut into. Smaller ones hide less, larger ones are computed faster.
+# Side of the blocks that a partly masked block is split into. Smaller ones mask less, larger ones are computed faster.
 _BLOCK = 128
 
 
@@ -200,20 +200,20 @@ def _shown(mask: SequenceMask, queries: range, keys: range, finely: bool) -> Ite
     if verdict != "partial" and not finely:
         yield verdict, queries, keys
         return
-    for strip in _cut(queries):
-        evaluated = ((_judge(mask, strip, part), part) for part in _cut(keys))
-        for joint, neighbours in groupby(evaluated, key=lambda pair: pair[0]):
+    for strip in _split(queries):
+        classified = ((_classify(mask, strip, part), part) for part in _split(keys))
+        for joint, neighbours in groupby(classified, key=lambda pair: pair[0]):
             parts = [part for _, part in neighbours]
             together = range(parts[0].start, parts[-1].stop)
             if joint != "skip":
                 yield joint, strip, _seen(mask, strip, together) if joint == "partial" else together
 
 
-def _cut(run: range) -> Iterator[range]:
+def _split(run: range) -> Iterator[range]:
     return (run[start : start + _BLOCK] for start in range(0, len(run), _BLOCK))
 
 
-def _judge(mask: SequenceMask, queries: range, keys: range) -> Verdict:
+def _classify(mask: SequenceMask, queries: range, keys: range) -> Verdict:
     """The verdict, with a look at the pairs where it is not clear."""
     verdict = mask.classify(queries, keys)
     if verdict != "partial":
@@ -339,12 +339,12 @@ def plan_window(pattern: AttentionPattern, runs: Sequence[range], device: torch.
         across = [tile for tile in tiles if tile[1].start < first]
         if across:
             needed = range(across[0][1].start, across[-1][1].stop)
-            outer += _joined(pattern, across, run.shift, needed.start - sum(map(len, border)), device)
+            outer += _same_mask_regions(pattern, across, run.shift, needed.start - sum(map(len, border)), device)
             border.append(needed)
         within = tiles[len(across) :]
         middle = len(within) // 2
         for half, some in zip(halves, (within[:middle], within[middle:]), strict=True):
-            half += _joined(pattern, some, run.shift, run.shift, device)
+            half += _same_mask_regions(pattern, some, run.shift, run.shift, device)
     return WindowPlan(halves, outer, border)
 
 
@@ -356,7 +356,7 @@ def _tiles(pattern: AttentionPattern, run: range) -> Iterator[_Tile]:
         yield range(start, stop), range(max(pattern.text_length, start - reach), stop)
 
 
-def _joined(
+def _same_mask_regions(
     pattern: AttentionPattern, tiles: Sequence[_Tile], query_shift: int, key_shift: int, device: torch.device | str
 ) -> Iterator[PlannedTiles]:
     """Neighbours of one shape as one."""

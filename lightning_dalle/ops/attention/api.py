@@ -113,9 +113,9 @@ def _check_lengths(inputs: Sequence[Tensor], pattern: AttentionPattern | PackedS
 def _attend_in_type(
     inputs: Sequence[Tensor], pattern: AttentionPattern | PackedSegments, dropout: float, dropout_seed: int
 ) -> Tensor:
-    cut = current_shard()
-    if cut is not None:
-        return cut.attend(*parts_of(inputs), pattern, dropout, dropout_seed)
+    shard = current_shard()
+    if shard is not None:
+        return shard.attend(*parts_of(inputs), pattern, dropout, dropout_seed)
     if isinstance(pattern, PackedSegments):
         return pattern.attend(*parts_of(inputs))
     if (pattern.kind in ("full", "causal") or pattern.height == 0) and dropout == 0:

@@ -195,7 +195,7 @@ def _window_tiles(pattern: AttentionPattern) -> list[AttentionTiles]:
     start, end = pattern.text_length, pattern.length
     reach, size = window_reach(pattern), _window_size(pattern)
     tiles = []
-    # The reach of the first queries is cut by the image's start.
+    # The reach of the first queries ends at the image's start.
     while start < min(pattern.text_length + reach, end):
         queries = min(size, end - start)
         keys = start + queries - pattern.text_length

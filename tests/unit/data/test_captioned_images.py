@@ -112,13 +112,13 @@ def test_an_image_whose_pixels_are_broken_is_replaced_and_named(
 ) -> None:
     write_folder(tmp_path, 8)
     whole = encoded((64, 64), image_format=image_format)
-    write_pair(tmp_path, "cut", "a cut picture", whole[: len(whole) // 2])
+    write_pair(tmp_path, "truncated", "a truncated picture", whole[: len(whole) // 2])
     data = images(tmp_path, max_broken_share=0.2, num_workers=num_workers)
     captions = [caption for split in ("train", "val") for batch in loader(data, split) for caption in batch["caption"]]
     assert len(captions) == 9
     assert set(captions) == set(numbered(8))
     if num_workers == 0:
-        assert caplog.text.count("skipped cut: the image cannot be decoded") == 1
+        assert caplog.text.count("skipped truncated: the image cannot be decoded") == 1
 
 
 def loader(data: CaptionedImagesDataModule, split: str) -> Any:
@@ -130,16 +130,16 @@ def loader(data: CaptionedImagesDataModule, split: str) -> Any:
 def test_too_many_broken_pixels_are_an_error_that_names_them(tmp_path: Path, num_workers: int) -> None:
     write_folder(tmp_path, 3)
     for number in range(3):
-        write_pair(tmp_path, f"cut{number}", "a cut picture", encoded((64, 64))[:2000])
+        write_pair(tmp_path, f"truncated{number}", "a truncated picture", encoded((64, 64))[:2000])
     data = images(tmp_path, max_broken_share=0.2, num_workers=num_workers)
-    with pytest.raises(SampleError, match=r"2 of 6 samples cannot be used.* The first: cut\d: .*; cut\d: "):
+    with pytest.raises(SampleError, match=r"2 of 6 samples cannot be used.* The first: truncated\d: .*; truncated\d: "):
         list(chain(loader(data, "train"), loader(data, "val")))
 
 
 def test_if_no_image_can_be_decoded_that_is_said(tmp_path: Path) -> None:
     for number in range(3):
-        write_pair(tmp_path, f"cut{number}", "a cut picture", encoded((64, 64))[:2000])
-    with pytest.raises(SampleError, match=r"no image can be decoded. The first: cut\d: "):
+        write_pair(tmp_path, f"truncated{number}", "a truncated picture", encoded((64, 64))[:2000])
+    with pytest.raises(SampleError, match=r"no image can be decoded. The first: truncated\d: "):
         images(tmp_path, max_broken_share=1.0).source("train").sample(0)
 
 
@@ -157,7 +157,7 @@ def test_of_a_truncated_shard_the_first_samples_are_used(
     assert "00001.tar: the shard is damaged or truncated" in caplog.text
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage" * 200, "cut", "overwritten"])
+@pytest.mark.parametrize("content", [b"", b"garbage" * 200, "truncated", "overwritten"])
 def test_a_shard_that_ends_without_an_end_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes | str
 ) -> None:
@@ -166,7 +166,7 @@ def test_a_shard_that_ends_without_an_end_is_named(
     with tarfile.open(shard) as archive:
         boundary = archive.getmembers()[6].offset
     whole = shard.read_bytes()
-    if content == "cut":
+    if content == "truncated":
         content = whole[:boundary]
     if content == "overwritten":
         content = whole[:boundary] + b"garbage!" * 64 + whole[boundary + 512 :]

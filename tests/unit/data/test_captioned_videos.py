@@ -54,9 +54,9 @@ def test_training_cuts_at_random_and_validation_in_the_middle(tmp_path: Path) ->
         write_clip(tmp_path, f"{number}.webp", f"clip number {number}", animation(frames(20, seed=number)))
     data = videos(tmp_path)
     training, plain = data.dataset("train", training=True), data.dataset("train")
-    cuts = [training[(epoch, 0)]["video"].numpy().tobytes() for epoch in range(6)]
-    assert len(set(cuts)) > 2
-    assert cuts[3] == videos(tmp_path).dataset("train", training=True)[(3, 0)]["video"].numpy().tobytes()
+    crops = [training[(epoch, 0)]["video"].numpy().tobytes() for epoch in range(6)]
+    assert len(set(crops)) > 2
+    assert crops[3] == videos(tmp_path).dataset("train", training=True)[(3, 0)]["video"].numpy().tobytes()
     assert len({plain[(epoch, 0)]["video"].numpy().tobytes() for epoch in range(6)}) == 1
 
 
@@ -66,7 +66,7 @@ def test_training_cuts_at_random_and_validation_in_the_middle(tmp_path: Path) ->
         ("broken.webp", "a caption", b"RIFF1234WEBPjunk"),
         ("broken.mp4", "a caption", b"no clip at all"),
         ("empty.gif", "a caption", b""),
-        ("cut.mp4", "a caption", video(frames())[:400]),
+        ("truncated.mp4", "a caption", video(frames())[:400]),
         ("blank.webp", " \n\t", None),
         ("bare.webp", None, None),
     ],

@@ -43,11 +43,11 @@ def test_frames_are_those_shown_at_even_times_around_the_middle(
 
 
 @pytest.mark.parametrize("kind", ["WEBP", "mp4"])
-def test_a_generator_chooses_the_cut(kind: str) -> None:
+def test_a_generator_chooses_the_crop(kind: str) -> None:
     content, shape = encoded(kind, frames(16)), ClipShape(4, 12, 16, 8.0)
-    cuts = {decode_clip(content, shape, np.random.default_rng(seed)).tobytes() for seed in range(12)}
-    assert len(cuts) > 3
-    assert decode_clip(content, shape, np.random.default_rng(5)).tobytes() in cuts
+    crops = {decode_clip(content, shape, np.random.default_rng(seed)).tobytes() for seed in range(12)}
+    assert len(crops) > 3
+    assert decode_clip(content, shape, np.random.default_rng(5)).tobytes() in crops
 
 
 def test_the_middle_is_taken_in_the_proportions_asked_for() -> None:

@@ -91,10 +91,10 @@ def test_a_run_continues_in_the_middle_of_an_epoch(
     folder: Path, buckets: list[Size] | None, epoch: int, done: int
 ) -> None:
     whole = contents(train_loader(videos(folder, buckets=buckets), epoch))
-    cut = train_loader(videos(folder, buckets=buckets), epoch)
-    list(islice(cut, done))
+    interrupted = train_loader(videos(folder, buckets=buckets), epoch)
+    list(islice(interrupted, done))
     continued = train_loader(videos(folder, buckets=buckets), epoch)
-    continued.load_state_dict(cut.state_dict())
+    continued.load_state_dict(interrupted.state_dict())
     assert contents(continued) == whole[done:]
 
 

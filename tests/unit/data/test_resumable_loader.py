@@ -46,10 +46,10 @@ def test_ranks_get_equally_many_different_samples() -> None:
 @pytest.mark.parametrize("epoch", [0, 2])
 @pytest.mark.parametrize("done", [0, 1, 4, 5])
 def test_a_state_continues_after_the_batches_handed_out(epoch: int, done: int) -> None:
-    whole, cut, continued = loader(), loader(), loader()
-    cut.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
-    list(islice(cut, done))
-    continued.load_state_dict(cut.state_dict() if done else {**cut.state_dict(), "epoch": epoch})
+    whole, interrupted, continued = loader(), loader(), loader()
+    interrupted.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+    list(islice(interrupted, done))
+    continued.load_state_dict(interrupted.state_dict() if done else {**interrupted.state_dict(), "epoch": epoch})
     assert epoch_of(continued, epoch) == epoch_of(whole, epoch)[done:]
     assert epoch_of(continued, epoch + 1) == epoch_of(whole, epoch + 1)
 

@@ -104,7 +104,7 @@ def test_long_captions_are_cut_counted_and_reported_once(caplog: pytest.LogCaptu
     assert [
         record.message
         for record in caplog.records
-        if "was cut to text_tokens (3): 'a small red diamond" in record.message
+        if "was truncated to text_tokens (3): 'a small red diamond" in record.message
     ]
     assert len(caplog.records) == 1
 

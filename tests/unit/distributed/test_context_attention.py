@@ -31,7 +31,9 @@ def test_what_does_not_fit_is_refused() -> None:
     query, key = torch.zeros(1, 4, 8, 2), torch.zeros(1, 3, 8, 2)
     with pytest.raises(ValueError, match="query has 4 heads, which must be a multiple of the key's 3"):
         attention(query, key, key)
-    with pytest.raises(ValueError, match=r"query has 4 positions, but this rank holds 8; cut the sequence with layout"):
+    with pytest.raises(
+        ValueError, match=r"query has 4 positions, but this rank holds 8; shard the sequence with layout"
+    ):
         attention(*[query[:, :, :4]] * 3)
     with pytest.raises(ValueError, match=r"dropout \(1\) must be in \[0, 1\)"):
         attention(query, query, query, dropout=1)

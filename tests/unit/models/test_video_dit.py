@@ -285,7 +285,7 @@ def test_bad_clips_are_named() -> None:
 
 
 @pytest.mark.parametrize("conditioning", ["cross_attention", "joint"])
-def test_trained_policies_need_no_choice_beyond_the_trained_grid(conditioning: TextConditioning) -> None:
+def test_trained_policies_need_no_choice_beyond_the_trained_lengths(conditioning: TextConditioning) -> None:
     policies = ("position_interpolation", "default", "default")
     rotary = RotaryGridConfig(original_max_position_embeddings=(4, 3, 4), policies=policies)
     network = _network(dataclasses.replace(TINY, rotary=rotary, conditioning=conditioning))

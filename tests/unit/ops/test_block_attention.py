@@ -1,4 +1,4 @@
-"""Blocks joined by their log-sum-exps against one softmax, and plain operations against the fused kernel."""
+"""Blocks merged by their log-sum-exps against one softmax, and plain operations against the fused kernel."""
 
 import pytest
 import torch
@@ -42,8 +42,8 @@ def test_two_blocks_make_one_softmax_forward_and_backward() -> None:
     whole, log_sum_exp = attend_block(query, key, value, mask=BlockMask())
     halves = slice(0, 4), slice(4, 9)
     parts = [attend_block(query, key[:, :, half], value[:, :, half], mask=BlockMask()) for half in halves]
-    joined = parts[0][0].lerp(parts[1][0], share_of_second(parts[0][1], parts[1][1]))
-    torch.testing.assert_close(joined, whole, atol=1e-12, rtol=0)
+    merged = parts[0][0].lerp(parts[1][0], share_of_second(parts[0][1], parts[1][1]))
+    torch.testing.assert_close(merged, whole, atol=1e-12, rtol=0)
     torch.testing.assert_close(torch.logaddexp(parts[0][1], parts[1][1]), log_sum_exp, atol=1e-12, rtol=0)
     expected = attend_block_backward(grad_output, query, key, value, whole, log_sum_exp, mask=BlockMask())
     shares = [

@@ -253,7 +253,7 @@ class WithoutEngine(DeepSpeedStrategy):
         """No other process to start."""
 
     def setup_environment(self) -> None:
-        """No other process to join."""
+        """No other process to wait for."""
 
 
 def test_deepspeed_is_refused() -> None:

@@ -30,7 +30,7 @@ def test_attention_decides_how_many_processes_trade_heads(
     ("settings", "argument"),
     [
         ({"degree": 0}, "context_parallel_degree"),
-        ({"attention": "hybrid"}, "attention"),
+        ({"attention": "megatron"}, "attention"),
         ({"attention": "usp"}, "ulysses_degree"),
         ({"attention": "ring", "ulysses_degree": 2}, "ulysses_degree"),
         ({"layout": "striped"}, "layout"),

@@ -39,23 +39,25 @@ def train(network: nn.Sequential, optimizers: list[Optimizer], steps: range) -> 
 
 
 def test_equals_its_parts_apart() -> None:
-    apart, joined = make_network(), make_network()
+    apart, chained = make_network(), make_network()
     expected = train(apart, list(parts_of(apart)), range(5))
-    torch.testing.assert_close(train(joined, [ChainedOptimizer(*parts_of(joined))], range(5)), expected, rtol=0, atol=0)
+    torch.testing.assert_close(
+        train(chained, [ChainedOptimizer(*parts_of(chained))], range(5)), expected, rtol=0, atol=0
+    )
 
 
 def test_a_schedule_reaches_the_parts() -> None:
     network = make_network()
-    joined = ChainedOptimizer(*parts_of(network))
-    schedule = LambdaLR(joined, lambda update: 1.0 if update == 0 else 0.0)
-    train(network, [joined], range(1))
+    chained = ChainedOptimizer(*parts_of(network))
+    schedule = LambdaLR(chained, lambda update: 1.0 if update == 0 else 0.0)
+    train(network, [chained], range(1))
     schedule.step()
-    assert [group["lr"] for part in joined.optimizers for group in part.param_groups] == [0, 0, 0]
+    assert [group["lr"] for part in chained.optimizers for group in part.param_groups] == [0, 0, 0]
     before = [parameter.detach().clone() for parameter in network.parameters()]
-    torch.testing.assert_close(train(network, [joined], range(1, 2)), before, rtol=0, atol=0)
+    torch.testing.assert_close(train(network, [chained], range(1, 2)), before, rtol=0, atol=0)
 
 
-def test_resumes_exactly_and_stays_joined() -> None:
+def test_resumes_exactly_and_stays_chained() -> None:
     whole = make_network()
     expected = train(whole, [ChainedOptimizer(*parts_of(whole))], range(6))
     first = make_network()
@@ -72,7 +74,7 @@ def test_resumes_exactly_and_stays_joined() -> None:
 
 def test_the_closure_runs_once_with_gradients() -> None:
     network = make_network()
-    joined = ChainedOptimizer(*parts_of(network))
+    chained = ChainedOptimizer(*parts_of(network))
     calls = []
 
     def closure() -> Tensor:
@@ -81,11 +83,11 @@ def test_the_closure_runs_once_with_gradients() -> None:
         loss.backward()
         return loss
 
-    assert isinstance(joined.step(closure), Tensor)
+    assert isinstance(chained.step(closure), Tensor)
     assert calls == [True]
 
 
-def test_refuses_what_cannot_be_joined() -> None:
+def test_refuses_what_cannot_be_chained() -> None:
     network = make_network()
     with pytest.raises(ValueError, match=r"optimizers \(\) is empty"):
         ChainedOptimizer()
