@@ -25,7 +25,7 @@ avx2: export DNNL_MAX_CPU_ISA := AVX2
 avx2: export ONEDNN_MAX_CPU_ISA := AVX2
 avx2: export MKL_ENABLE_INSTRUCTIONS := AVX2
 avx2: $(VENV)/.dev-installed ## As on a CPU without bfloat16: test attention, and hold an update of each small recipe against its budget
-	$(BIN)/python -m pytest $(wildcard tests/unit/ops/test_*attention*.py) tests/unit/ops/test_packed_segments.py tests/unit/ops/test_tile_gradients.py
+	$(BIN)/python -m pytest tests/unit/ops/attention
 	$(BIN)/python -m tests.benchmarks.recipe_budgets
 
 lint: $(VENV)/.dev-installed ## Look for mistakes with ruff

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from lightning_dalle.distributed.context_parallel.attention import ContextAttention as ContextAttention
     from lightning_dalle.distributed.context_parallel.comm import ContextGroups as ContextGroups
     from lightning_dalle.distributed.context_parallel.layout import SequenceLayout as SequenceLayout
-    from lightning_dalle.distributed.context_parallel.mask import SequenceMask as SequenceMask
     from lightning_dalle.distributed.context_parallel.plan import (
         ContextParallelConfig as ContextParallelConfig,
         SequencePlan as SequencePlan,
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     )
     from lightning_dalle.models.video_dit import VideoDiT as VideoDiT, VideoDiTConfig as VideoDiTConfig
     from lightning_dalle.ops.attention.api import attend as attend
+    from lightning_dalle.ops.attention.mask import SequenceMask as SequenceMask
     from lightning_dalle.ops.attention.packing import PackedSegments as PackedSegments
     from lightning_dalle.ops.attention.patterns import AttentionPattern as AttentionPattern
     from lightning_dalle.ops.rope import RotaryGridConfig as RotaryGridConfig
@@ -118,7 +118,7 @@ _MODULE_OF = {
     "PowerSGDConfig": "lightning_dalle.distributed.powersgd.config",
     "RotaryGridConfig": "lightning_dalle.ops.rope",
     "SequenceLayout": "lightning_dalle.distributed.context_parallel.layout",
-    "SequenceMask": "lightning_dalle.distributed.context_parallel.mask",
+    "SequenceMask": "lightning_dalle.ops.attention.mask",
     "SequencePlan": "lightning_dalle.distributed.context_parallel.plan",
     "ShardedPowerSGDStrategy": "lightning_dalle.strategies",
     "SparseTransformer": "lightning_dalle.models.sparse_transformer",

@@ -9,8 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_dalle.distributed.context_parallel.attention import ContextAttention
 from lightning_dalle.distributed.context_parallel.layout import LayoutKind, SequenceLayout
-from lightning_dalle.distributed.context_parallel.mask import SequenceMask
 from lightning_dalle.ops.attention.api import attend
+from lightning_dalle.ops.attention.mask import SequenceMask
 from lightning_dalle.ops.attention.patterns import PatternKind
 from tests.benchmarks.context_memory import kept_bytes
 from tests.benchmarks.context_parallel_degrees import Attention, Sizes, step, whole_inputs

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
-from lightning_dalle.distributed.context_parallel.mask import SequenceMask
+from lightning_dalle.ops.attention.mask import SequenceMask
 from lightning_dalle.ops.attention.patterns import AttentionPattern
 
 TEXT, HEIGHT, WIDTH = 31, 15, 18

@@ -10,7 +10,7 @@ from torch import Tensor, distributed
 
 from lightning_dalle.distributed.context_parallel.attention import ContextAttention
 from lightning_dalle.distributed.context_parallel.layout import LayoutKind, SequenceLayout
-from lightning_dalle.distributed.context_parallel.mask import SequenceMask
+from lightning_dalle.ops.attention.mask import SequenceMask
 from lightning_dalle.ops.attention.patterns import AttentionPattern
 from tests.distributed.engines import ENGINES, groups
 from tests.distributed.sequences import (
@@ -22,7 +22,7 @@ from tests.distributed.sequences import (
 )
 from tests.ranks import run_ranks
 from tests.rounding import FACTOR, largest_error, rounding_bar
-from tests.unit.ops.attention_oracle import masked_attention
+from tests.unit.ops.attention.oracle import masked_attention
 
 
 def _run(
@@ -147,7 +147,7 @@ def test_packed_documents_never_see_each_other() -> None:
 def _refusals(rank: int) -> None:
     layout, mask = SequenceLayout(LENGTH, 2), SequenceMask()
     attention = ContextAttention(layout, mask, **groups("heads"))
-    rule = "heads, which must be divisible by the 2 ranks of the head group; use a smaller head group, or a ring"
+    rule = "heads, which must be divisible by the 2 ranks of the Ulysses group; use a smaller group, or a ring"
     for heads, key_heads, subject in ((3, 3, "query has 3"), (4, 1, "key has 1")):
         with pytest.raises(ValueError, match=f"{subject} {rule}"):
             attention(*shards(layout, rank, inputs(heads, key_heads)[:3]))

@@ -8,8 +8,9 @@ from torch import Tensor, distributed
 
 from lightning_dalle.distributed.context_parallel.attention import ContextAttention
 from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
-from lightning_dalle.distributed.context_parallel.mask import SequenceMask
-from lightning_dalle.ops.attention.patterns import AttentionPattern, window_reach
+from lightning_dalle.ops.attention.mask import SequenceMask
+from lightning_dalle.ops.attention.patterns import AttentionPattern
+from lightning_dalle.ops.attention.schedule import window_reach
 from tests.distributed.engines import ENGINES, groups
 from tests.distributed.sequences import BATCH, HEAD_DIM, LENGTH, MASKS, TEXT, inputs, shards
 from tests.ranks import run_ranks

@@ -9,70 +9,70 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lightning_dalle.distributed.context_parallel.comm import Transfer, start_transfer
-from lightning_dalle.distributed.context_parallel.online_softmax import (
-    AttentionResult,
+from lightning_dalle.distributed.context_parallel.ring import Ring
+from lightning_dalle.ops.attention.online_softmax import (
     OnlineSoftmax,
+    OnlineSoftmaxBackward,
     PositionalDropout,
     accumulator_dtype,
 )
-from lightning_dalle.distributed.context_parallel.ring import Ring
-from lightning_dalle.distributed.context_parallel.schedule import WindowPlan, placed_runs
+from lightning_dalle.ops.attention.schedule import WindowSchedule, placed_runs
 
 
 @dataclass(frozen=True)
 class _Segment:
-    """Positions that lie side by side both with their holder and in a border."""
+    """Positions that lie side by side both with their holder and in a halo."""
 
     held_at: int
     needed_at: int
     length: int
 
 
-class KeyExchange:
-    """Trades pairs of keys and values, [2, batch, key_heads, positions, head_dim], between the processes of a ring.
+class HaloExchange:
+    """Halo exchange of keys and values, [2, batch, key_heads, positions, head_dim], between the processes of a ring.
 
     Args:
         runs: Positions that each process holds, in the order in which its tensors hold them.
-        borders: Positions that each process needs, in the order of its border; they may be its own.
+        halos: Positions that each process needs, in the order of its halo; they may be its own.
     """
 
-    def __init__(self, ring: Ring, runs: Sequence[Sequence[range]], borders: Sequence[Sequence[range]]) -> None:
+    def __init__(self, ring: Ring, runs: Sequence[Sequence[range]], halos: Sequence[Sequence[range]]) -> None:
         self.ring = ring
-        self._length = sum(map(len, borders[ring.rank]))
-        self._own = _segments(runs[ring.rank], borders[ring.rank])
+        self._length = sum(map(len, halos[ring.rank]))
+        self._own = _segments(runs[ring.rank], halos[ring.rank])
         others = [rank for rank in range(ring.size) if rank != ring.rank]
-        lent = {rank: _segments(runs[ring.rank], borders[rank]) for rank in others}
-        borrowed = {rank: _segments(runs[rank], borders[ring.rank]) for rank in others}
+        lent = {rank: _segments(runs[ring.rank], halos[rank]) for rank in others}
+        borrowed = {rank: _segments(runs[rank], halos[ring.rank]) for rank in others}
         self._lent = {rank: segments for rank, segments in lent.items() if segments}
         self._borrowed = {rank: segments for rank, segments in borrowed.items() if segments}
 
-    def fetch(self, pair: Tensor) -> "Fetched":
-        """Starts to bring this process's border."""
+    def start(self, pair: Tensor) -> "IncomingHalo":
+        """Start to bring this process's halo."""
         sent = {
             rank: torch.cat([_part(pair, segment.held_at, segment) for segment in segments], dim=-2)
             for rank, segments in self._lent.items()
         }
-        return Fetched(self, pair, self._start(sent, self._borrowed, pair))
+        return IncomingHalo(self, pair, self._start(sent, self._borrowed, pair))
 
-    def bring_home(self, grad_border: Tensor, grad_pair: Tensor) -> "BroughtHome":
-        """Starts to bring the gradients of borders home; those of this process's own keys are added at once."""
+    def return_gradients(self, grad_halo: Tensor, grad_pair: Tensor) -> "ReturningGradients":
+        """Start to send gradients of halos to their keys' holders; those of own keys are added at once."""
         for segment in self._own:
-            _part(grad_pair, segment.held_at, segment).add_(_part(grad_border, segment.needed_at, segment))
+            _part(grad_pair, segment.held_at, segment).add_(_part(grad_halo, segment.needed_at, segment))
         sent = {
-            rank: torch.cat([_part(grad_border, segment.needed_at, segment) for segment in segments], dim=-2)
+            rank: torch.cat([_part(grad_halo, segment.needed_at, segment) for segment in segments], dim=-2)
             for rank, segments in self._borrowed.items()
         }
-        return BroughtHome(self._lent, self._start(sent, self._lent, grad_pair))
+        return ReturningGradients(self._lent, self._start(sent, self._lent, grad_pair))
 
-    def border(self, pair: Tensor, received: Mapping[int, Tensor]) -> Tensor:
-        """The border of own keys and those of others."""
-        border = pair.new_empty(*pair.shape[:-2], self._length, pair.shape[-1])
+    def halo(self, pair: Tensor, received: Mapping[int, Tensor]) -> Tensor:
+        """The halo of own keys and those of others."""
+        halo = pair.new_empty(*pair.shape[:-2], self._length, pair.shape[-1])
         for segment in self._own:
-            _part(border, segment.needed_at, segment).copy_(_part(pair, segment.held_at, segment))
+            _part(halo, segment.needed_at, segment).copy_(_part(pair, segment.held_at, segment))
         for rank, segments in self._borrowed.items():
             for segment, part in zip(segments, _split(received[rank], segments), strict=True):
-                _part(border, segment.needed_at, segment).copy_(part)
-        return border
+                _part(halo, segment.needed_at, segment).copy_(part)
+        return halo
 
     def _start(self, sent: Mapping[int, Tensor], expected: Mapping[int, Sequence[_Segment]], like: Tensor) -> Transfer:
         received = {
@@ -83,36 +83,36 @@ class KeyExchange:
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A border on its way."""
+class IncomingHalo:
+    """A halo that is being received."""
 
-    exchange: KeyExchange
+    exchange: HaloExchange
     pair: Tensor
     transfer: Transfer
 
     def wait(self) -> Tensor:
-        """The border, once all of it has arrived."""
-        return self.exchange.border(self.pair, self.transfer.wait())
+        """The halo, once all of it has arrived."""
+        return self.exchange.halo(self.pair, self.transfer.wait())
 
 
 @dataclass(frozen=True)
-class BroughtHome:
-    """Gradients on their way to the processes that hold the keys."""
+class ReturningGradients:
+    """Gradients that are being sent to the processes that hold the keys."""
 
     lent: Mapping[int, Sequence[_Segment]]
     transfer: Transfer
 
     def add_to(self, grad_pair: Tensor) -> None:
-        """Adds those of this process's keys, once all have arrived."""
+        """Add those of this process's keys, once all have arrived."""
         received = self.transfer.wait()
         for rank, segments in self.lent.items():
             for segment, part in zip(segments, _split(received[rank], segments), strict=True):
                 _part(grad_pair, segment.held_at, segment).add_(part)
 
 
-def _segments(runs: Sequence[range], border: Sequence[range]) -> list[_Segment]:
+def _segments(runs: Sequence[range], halo: Sequence[range]) -> list[_Segment]:
     segments = []
-    for needed in placed_runs(border):
+    for needed in placed_runs(halo):
         for held in placed_runs(runs):
             start = max(needed.positions.start, held.positions.start)
             length = min(needed.positions.stop, held.positions.stop) - start
@@ -141,45 +141,49 @@ class WindowAttention(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        exchange: KeyExchange,
-        plan: WindowPlan,
+        exchange: HaloExchange,
+        schedule: WindowSchedule,
         dropout: PositionalDropout | None,
     ) -> Tensor:
-        """Joins the tiles by their log-sum-exps."""
+        """Merge tiles by their log-sum-exps."""
         query, statistics = query.contiguous(), exchange.ring.statistics
         pair = torch.stack([key, value])
-        softmax = OnlineSoftmax.empty(query)
-        fetched = exchange.fetch(pair)
+        softmax = OnlineSoftmax(query, accumulator_dtype(query), dropout)
+        incoming = exchange.start(pair)
         with statistics.attending():
-            for tiles in (*plan.inner[0], *plan.inner[1]):
-                softmax.add(tiles, query, pair, dropout)
-        border = fetched.wait()
+            for tiles in schedule.inner:
+                softmax.add(tiles, *pair)
+        halo = incoming.wait()
         with statistics.attending():
-            for tiles in plan.outer:
-                softmax.add(tiles, query, border, dropout)
+            for tiles in schedule.outer:
+                softmax.add(tiles, *halo)
         output, log_sum_exp = softmax.finished(query.dtype)
-        ctx.exchange, ctx.plan, ctx.dropout = exchange, plan, dropout
+        ctx.exchange, ctx.schedule, ctx.dropout = exchange, schedule, dropout
         ctx.save_for_backward(query, pair, output, log_sum_exp)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Computes each tile's share with the log-sum-exp of the whole."""
+        """Compute each tile's share with the log-sum-exp of the whole."""
         query, pair, output, log_sum_exp = ctx.saved_tensors
-        exchange, plan, statistics = ctx.exchange, ctx.plan, ctx.exchange.ring.statistics
-        fetched = exchange.fetch(pair)
-        result = AttentionResult(query, output, log_sum_exp, grad_output.contiguous(), ctx.dropout)
+        exchange, statistics = ctx.exchange, ctx.exchange.ring.statistics
+        first_half, second_half = ctx.schedule.inner_halves()
+        incoming = exchange.start(pair)
+        softmax = OnlineSoftmaxBackward(query, output, log_sum_exp, grad_output.contiguous(), ctx.dropout)
         with statistics.attending():
             grad_query, grad_pair = (torch.zeros_like(each, dtype=accumulator_dtype(each)) for each in (query, pair))
-            result.add_gradients(plan.inner[0], pair, grad_query, grad_pair)
-        border = fetched.wait()
+            for tiles in first_half:
+                softmax.add(tiles, *pair, grad_query, *grad_pair)
+        halo = incoming.wait()
         with statistics.attending():
-            grad_border = torch.zeros_like(border, dtype=grad_pair.dtype)
-            result.add_gradients(plan.outer, border, grad_query, grad_border)
-        brought_home = exchange.bring_home(grad_border, grad_pair)
+            grad_halo = torch.zeros_like(halo, dtype=grad_pair.dtype)
+            for tiles in ctx.schedule.outer:
+                softmax.add(tiles, *halo, grad_query, *grad_halo)
+        returning = exchange.return_gradients(grad_halo, grad_pair)
         with statistics.attending():
-            result.add_gradients(plan.inner[1], pair, grad_query, grad_pair)
-        brought_home.add_to(grad_pair)
+            for tiles in second_half:
+                softmax.add(tiles, *pair, grad_query, *grad_pair)
+        returning.add_to(grad_pair)
         grad_key, grad_value = grad_pair.to(pair.dtype).unbind(0)
         return grad_query.to(query.dtype), grad_key, grad_value, None, None, None

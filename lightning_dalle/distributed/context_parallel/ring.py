@@ -10,13 +10,13 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from lightning_dalle.distributed.context_parallel.comm import CommunicationStatistics, Transfer, start_transfer
-from lightning_dalle.distributed.context_parallel.online_softmax import (
-    AttentionResult,
+from lightning_dalle.ops.attention.online_softmax import (
     OnlineSoftmax,
-    Planned,
+    OnlineSoftmaxBackward,
     PositionalDropout,
     accumulator_dtype,
 )
+from lightning_dalle.ops.attention.schedule import Tiles
 
 
 class Ring:
@@ -32,21 +32,23 @@ class Ring:
         self.statistics = statistics
 
     def source(self, step: int) -> int:
-        """The rank whose block this process holds after `step` hand-overs."""
+        """The rank whose block this process holds after `step` rotations."""
         return (self.rank - step) % self.size
 
-    def hand_on(self, tensor: Tensor, shape: Sequence[int]) -> "HandOver":
+    def rotate(self, tensor: Tensor, shape: Sequence[int]) -> "IncomingBlock":
         """Starts to send a tensor to the next process, and to receive one of that shape from the previous one.
 
-        All processes must call this in the same order. `tensor` must not change before the hand-over was awaited.
+        All processes must call this in the same order. `tensor` must not change before the rotation was awaited.
         """
         received = torch.empty(tuple(shape), dtype=tensor.dtype, device=tensor.device)
         neighbours = (self.rank + 1) % self.size, self.source(1)
-        return HandOver(start_transfer(self.group, {neighbours[0]: tensor}, {neighbours[1]: received}, self.statistics))
+        return IncomingBlock(
+            start_transfer(self.group, {neighbours[0]: tensor}, {neighbours[1]: received}, self.statistics)
+        )
 
 
 @dataclass(frozen=True)
-class HandOver:
+class IncomingBlock:
     """A block on its way, with the one that comes for it."""
 
     transfer: Transfer
@@ -58,14 +60,14 @@ class HandOver:
 
 
 @dataclass(frozen=True)
-class RingPlan:
-    """What a process computes with the keys of each process of its ring.
+class RingSchedule:
+    """Tiles of a process with the keys of each process of its ring.
 
     Attributes:
         lengths: Positions that each process holds.
     """
 
-    blocks: Sequence[Sequence[Planned]]
+    tiles: Sequence[Sequence[Tiles]]
     lengths: Sequence[int]
 
 
@@ -82,60 +84,62 @@ class RingAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         ring: Ring,
-        plan: RingPlan,
+        schedule: RingSchedule,
         dropout: PositionalDropout | None,
     ) -> Tensor:
-        """Joins the blocks by their log-sum-exps, in the order in which they come."""
+        """Merge blocks by their log-sum-exps, in the order in which they come."""
         query = query.contiguous()
-        softmax = OnlineSoftmax.empty(query)
+        softmax = OnlineSoftmax(query, accumulator_dtype(query), dropout)
         # Kept in this form, which the backward pass sends round again.
         own = pair = torch.stack([key, value])
         for step in range(ring.size):
-            on_its_way = None if step + 1 == ring.size else ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
+            on_its_way = None if step + 1 == ring.size else ring.rotate(pair, _shape(pair, ring, schedule, step + 1))
             with ring.statistics.attending():
-                for block in plan.blocks[ring.source(step)]:
-                    softmax.add(block, query, pair, dropout)
+                for tiles in schedule.tiles[ring.source(step)]:
+                    softmax.add(tiles, *pair)
             if on_its_way is not None:
                 pair = on_its_way.wait()
         output, log_sum_exp = softmax.finished(query.dtype)
-        ctx.ring, ctx.plan, ctx.dropout = ring, plan, dropout
+        ctx.ring, ctx.schedule, ctx.dropout = ring, schedule, dropout
         ctx.save_for_backward(query, own, output, log_sum_exp)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Computes each block's share with the log-sum-exp of the whole."""
+        """Compute each block's share with the log-sum-exp of the whole."""
         query, pair, output, log_sum_exp = ctx.saved_tensors
-        result = AttentionResult(query, output, log_sum_exp, grad_output.contiguous(), ctx.dropout)
+        softmax = OnlineSoftmaxBackward(query, output, log_sum_exp, grad_output.contiguous(), ctx.dropout)
         grad_query = torch.zeros_like(query, dtype=accumulator_dtype(query))
-        own = _travel_backward(ctx, result, pair, grad_query)
+        own = _rotate_backward(ctx, softmax, pair, grad_query)
         grad_key, grad_value = own.to(pair.dtype).unbind(0)
         return grad_query.to(query.dtype), grad_key, grad_value, None, None, None
 
 
-def _travel_backward(ctx: Any, result: AttentionResult, pair: Tensor, grad_query: Tensor) -> Tensor:
+def _rotate_backward(ctx: Any, softmax: OnlineSoftmaxBackward, pair: Tensor, grad_query: Tensor) -> Tensor:
     """The gradient of this process's keys and values, to which every process has added its share."""
-    ring, plan = ctx.ring, ctx.plan
-    pair_on_its_way = ring.hand_on(pair, _shape(pair, ring, plan, 1)) if ring.size > 1 else None
+    ring, schedule = ctx.ring, ctx.schedule
+    pair_on_its_way = ring.rotate(pair, _shape(pair, ring, schedule, 1)) if ring.size > 1 else None
     with ring.statistics.attending():
         own = torch.zeros_like(pair, dtype=accumulator_dtype(pair))
-        result.add_gradients(plan.blocks[ring.rank], pair, grad_query, own)
+        for tiles in schedule.tiles[ring.rank]:
+            softmax.add(tiles, *pair, grad_query, *own)
     gradient_on_its_way = None
     for step in range(1, ring.size):
         assert pair_on_its_way is not None
         pair = pair_on_its_way.wait()
         if step + 1 < ring.size:
-            pair_on_its_way = ring.hand_on(pair, _shape(pair, ring, plan, step + 1))
+            pair_on_its_way = ring.rotate(pair, _shape(pair, ring, schedule, step + 1))
         with ring.statistics.attending():
             share = torch.zeros_like(pair, dtype=accumulator_dtype(pair))
-            result.add_gradients(plan.blocks[ring.source(step)], pair, grad_query, share)
+            for tiles in schedule.tiles[ring.source(step)]:
+                softmax.add(tiles, *pair, grad_query, *share)
         if gradient_on_its_way is not None:
             share += gradient_on_its_way.wait()
-        gradient_on_its_way = ring.hand_on(share, _shape(pair, ring, plan, step + 1))
+        gradient_on_its_way = ring.rotate(share, _shape(pair, ring, schedule, step + 1))
     return own if gradient_on_its_way is None else own + gradient_on_its_way.wait()
 
 
-def _shape(pair: Tensor, ring: Ring, plan: RingPlan, step: int) -> tuple[int, ...]:
-    """Of the pair of keys and values that this process holds after `step` hand-overs."""
-    return (*pair.shape[:-2], plan.lengths[ring.source(step)], pair.shape[-1])
+def _shape(pair: Tensor, ring: Ring, schedule: RingSchedule, step: int) -> tuple[int, ...]:
+    """Of the pair of keys and values that this process holds after `step` rotations."""
+    return (*pair.shape[:-2], schedule.lengths[ring.source(step)], pair.shape[-1])

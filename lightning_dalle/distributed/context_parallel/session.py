@@ -19,9 +19,9 @@ from lightning_dalle.distributed.context_parallel.collectives import (
 from lightning_dalle.distributed.context_parallel.comm import CommunicationStatistics, ContextGroups
 from lightning_dalle.distributed.context_parallel.dispatch import redirected
 from lightning_dalle.distributed.context_parallel.layout import LayoutKind, SequenceLayout
-from lightning_dalle.distributed.context_parallel.mask import SequenceMask
 from lightning_dalle.distributed.context_parallel.plan import SequencePlan
 from lightning_dalle.distributed.context_parallel.step_record import StepRecord
+from lightning_dalle.ops.attention.mask import SequenceMask
 from lightning_dalle.ops.attention.packing import PackedSegments
 from lightning_dalle.ops.attention.patterns import AttentionPattern
 from lightning_dalle.ops.random import dropout_factors

@@ -11,8 +11,8 @@ from torch.distributed import ProcessGroup
 from lightning_dalle.distributed.context_parallel.comm import CommunicationStatistics
 
 
-class HeadExchange:
-    """Trades a part of the sequence with all heads for the group's sequence with a part of the heads, and back.
+class UlyssesAllToAll:
+    """All-to-all from a shard of positions with all heads to all positions with a shard of the heads, and back.
 
     Args:
         lengths: Positions that each process of the group holds.
@@ -34,29 +34,29 @@ class HeadExchange:
         for name, tensor in (("query", query), ("key", key)):
             if tensor.shape[1] % self.size != 0:
                 raise ValueError(
-                    f"{name} has {tensor.shape[1]} heads, which must be divisible by the {self.size} ranks of the head "
-                    "group; use a smaller head group, or a ring, which divides positions alone"
+                    f"{name} has {tensor.shape[1]} heads, which must be divisible by the {self.size} ranks of the "
+                    "Ulysses group; use a smaller group, or a ring, which divides positions alone"
                 )
 
-    def to_heads(self, tensor: Tensor) -> Tensor:
+    def shard_heads(self, tensor: Tensor) -> Tensor:
         """[batch, heads, local, head_dim] to [batch, heads / size, positions of the group, head_dim]."""
-        exchanged: Tensor = _ToHeads.apply(tensor, self)
+        exchanged: Tensor = _ShardHeads.apply(tensor, self)
         return exchanged
 
-    def to_positions(self, tensor: Tensor) -> Tensor:
+    def shard_positions(self, tensor: Tensor) -> Tensor:
         """The way back."""
-        exchanged: Tensor = _ToPositions.apply(tensor, self)
+        exchanged: Tensor = _ShardPositions.apply(tensor, self)
         return exchanged
 
-    def gather_positions(self, tensor: Tensor) -> Tensor:
-        """`to_heads`, without gradients."""
+    def positions_to_heads(self, tensor: Tensor) -> Tensor:
+        """`shard_heads`, without gradients."""
         batch, heads, _, head_dim = tensor.shape
         parts = tensor.reshape(batch, self.size, heads // self.size, -1, head_dim).transpose(0, 1)
         received = [tensor.new_empty(batch, heads // self.size, length, head_dim) for length in self._lengths]
         return torch.cat(self._exchange(list(parts), received), dim=-2)
 
-    def gather_heads(self, tensor: Tensor) -> Tensor:
-        """`to_positions`, without gradients."""
+    def heads_to_positions(self, tensor: Tensor) -> Tensor:
+        """`shard_positions`, without gradients."""
         own = (*tensor.shape[:-2], self._lengths[self.rank], tensor.shape[-1])
         received = [tensor.new_empty(own) for _ in self._lengths]
         return torch.cat(self._exchange(list(tensor.split(self._lengths, dim=-2)), received), dim=1)
@@ -75,23 +75,23 @@ class HeadExchange:
         return [part.view(like.shape) for part, like in zip(flat.split(sizes[1]), received, strict=True)]
 
 
-class _ToHeads(torch.autograd.Function):
+class _ShardHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, exchange: HeadExchange) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, exchange: UlyssesAllToAll) -> Tensor:
         ctx.exchange = exchange
-        return exchange.gather_positions(tensor)
+        return exchange.positions_to_heads(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.exchange.gather_heads(gradient), None
+        return ctx.exchange.heads_to_positions(gradient), None
 
 
-class _ToPositions(torch.autograd.Function):
+class _ShardPositions(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, exchange: HeadExchange) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, exchange: UlyssesAllToAll) -> Tensor:
         ctx.exchange = exchange
-        return exchange.gather_heads(tensor)
+        return exchange.heads_to_positions(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.exchange.gather_positions(gradient), None
+        return ctx.exchange.positions_to_heads(gradient), None

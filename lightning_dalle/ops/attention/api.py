@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from lightning_dalle.ops.attention.kernels import additive_mask, fused_forward_dtype
+from lightning_dalle.ops.attention.online_softmax import LocalAttention, parts_of
 from lightning_dalle.ops.attention.packing import PackedSegments
 from lightning_dalle.ops.attention.patterns import AttentionPattern
-from lightning_dalle.ops.attention.structured import StructuredAttention, parts_of
 from lightning_dalle.ops.sharded_sequence import current_shard
 
 MASKED_LENGTH = 192
@@ -124,7 +124,7 @@ def _attend_in_type(
     if pattern.length <= MASKED_LENGTH and dropout == 0:
         mask = _additive_mask(pattern, inputs[0].device, inputs[0].dtype)
         return scaled_dot_product_attention(*parts_of(inputs), attn_mask=mask)
-    attended: Tensor = StructuredAttention.apply(pattern, dropout, dropout_seed, *inputs)
+    attended: Tensor = LocalAttention.apply(pattern, dropout, dropout_seed, *inputs)
     return attended
 
 

@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lightning_dalle.ops.attention.api import attend
-from lightning_dalle.ops.attention.kernels import BlockMask, attend_block, share_of_second
+from lightning_dalle.ops.attention.kernels import BlockMask, attend_block, merge_weight
 from lightning_dalle.ops.attention.patterns import AttentionPattern
 
 
-class CandidateGroups:
+class SharedPrefixGroups:
     """Sequences folded by caption: to its text, the candidates' queries are those of one sequence.
 
     Args:
@@ -42,7 +42,7 @@ class CandidateGroups:
         return folded.transpose(1, 2).flatten(0, 1).index_select(0, self._places).unsqueeze(2)
 
 
-class DecodingWindow:
+class RollingCache:
     """Preallocated slots that are overwritten once no later position reaches what they hold.
 
     Row and convolution write around a ring as long as the pattern's reach. Column keeps the whole grid, since every
@@ -96,9 +96,9 @@ class DecodingWindow:
             mask = self._mask[..., -index % self._num_slots :][..., reached]
         return self.keys[:, :, reached], self.values[:, :, reached], mask
 
-    def select(self, rows: Int[Tensor, " selected"]) -> "DecodingWindow":
+    def select(self, rows: Int[Tensor, " selected"]) -> "RollingCache":
         """A window whose batch is `rows` of this one, with slots of its own."""
-        selected = DecodingWindow(self._pattern, self.keys[:0])
+        selected = RollingCache(self._pattern, self.keys[:0])
         selected.keys, selected.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
         return selected
 
@@ -121,8 +121,8 @@ def _ring_mask(pattern: AttentionPattern, like: Tensor) -> Float[Tensor, "1 1 1 
 class _Kept(NamedTuple):
     text_keys: Tensor  # [captions, heads, text, head_dim]
     text_values: Tensor
-    groups: CandidateGroups
-    window: DecodingWindow
+    groups: SharedPrefixGroups
+    window: RollingCache
 
 
 class KeyValueCache:
@@ -184,7 +184,7 @@ class KeyValueCache:
         text, text_log_sum_exp = map(
             groups.unfold, attend_block(groups.fold(query), text_keys, text_values, mask=BlockMask())
         )
-        return text.lerp(image, share_of_second(text_log_sum_exp, image_log_sum_exp).to(image.dtype))
+        return text.lerp(image, merge_weight(text_log_sum_exp, image_log_sum_exp).to(image.dtype))
 
     def select(self, rows: Int[Tensor, " selected"]) -> "KeyValueCache":
         """A new cache whose batch is `rows` of this one: how candidates of one caption share its prefix."""
@@ -194,7 +194,7 @@ class KeyValueCache:
             captions, numbers = groups.captions[rows].unique(return_inverse=True)
             if len(captions) < len(text_keys):
                 text_keys, text_values = text_keys[captions], text_values[captions]
-            selected._kept = _Kept(text_keys, text_values, CandidateGroups(numbers), window.select(rows))
+            selected._kept = _Kept(text_keys, text_values, SharedPrefixGroups(numbers), window.select(rows))
             selected.length = self.length
         return selected
 
@@ -206,10 +206,10 @@ class KeyValueCache:
                 f"a prefix of {query.shape[-2]} positions must be the text block ({text_length}) "
                 f"and complete rows of {self._pattern.width}"
             )
-        window = DecodingWindow(self._pattern, key)
+        window = RollingCache(self._pattern, key)
         window.fill(key[:, :, text_length:], value[:, :, text_length:])
         text_keys, text_values = (tensor[:, :, :text_length].contiguous() for tensor in (key, value))
-        groups = CandidateGroups(torch.arange(len(key), device=key.device))
+        groups = SharedPrefixGroups(torch.arange(len(key), device=key.device))
         self._kept = _Kept(text_keys, text_values, groups, window)
         self.length = key.shape[-2]
         return attend(query, key, value, self._pattern.with_height(rows))

@@ -5,7 +5,7 @@ import torch
 
 from lightning_dalle.distributed.context_parallel.attention import ContextAttention
 from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
-from lightning_dalle.distributed.context_parallel.mask import SequenceMask
+from lightning_dalle.ops.attention.mask import SequenceMask
 from tests.distributed.sequences import LENGTH, MASKS, inputs, plain_attention
 
 
@@ -18,11 +18,11 @@ def test_a_process_alone_computes_plain_attention(name: str) -> None:
     torch.testing.assert_close(results, plain_attention(MASKS[name], tensors), rtol=0, atol=1e-13)
 
 
-def test_plan_is_made_once() -> None:
+def test_schedule_is_made_once() -> None:
     attention = ContextAttention(SequenceLayout(LENGTH, 1), MASKS["row"])
     first = attention(*inputs(2, 2)[:3])
     assert torch.equal(attention(*inputs(2, 2)[:3]), first)
-    assert len(attention._plans) == 1
+    assert len(attention._schedules) == 1
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -39,5 +39,5 @@ def test_what_does_not_fit_is_refused() -> None:
         attention(query, query, query, dropout=1)
     with pytest.raises(ValueError, match="layout has 2 ranks, but ring_group has 1 and ulysses_group 1"):
         ContextAttention(SequenceLayout(8, 2), mask)
-    with pytest.raises(ValueError, match=f"documents has {LENGTH} positions, but the sequence has length 8"):
+    with pytest.raises(ValueError, match=f"document_ids has {LENGTH} positions, but the sequence has length 8"):
         ContextAttention(layout, MASKS["document_ids"])

@@ -183,7 +183,7 @@ def test_config_of_plain_values_is_the_same_table() -> None:
         ({"pairing": "split"}, r"pairing \('split'\) must be one of interleaved, half_split"),
         ({"policies": "default"}, r"policies \('default'\) must have three values"),
         ({"policies": ("default", "riflex", "default")}, "policies has RIFLEx on height; it is for time"),
-        ({"policies": ("far", "default", "default")}, r"policy \('far'\) must have a kind among direct, "),
+        ({"policies": ("far", "default", "default")}, r"policy \('far'\) must have a kind among default, "),
     ],
 )
 def test_bad_settings_are_named(changes: dict[str, Any], message: str) -> None:

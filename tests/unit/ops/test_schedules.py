@@ -33,5 +33,5 @@ def test_zero_updates_is_the_end_from_the_beginning() -> None:
 
 
 def test_negative_updates_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"updates \(-1\) must be at least 0; 0 takes the end value \(3\)"):
+    with pytest.raises(ValueError, match=r"steps \(-1\) must be at least 0; 0 takes the end value \(3\)"):
         CosineSchedule(start=0, end=3, steps=-1)

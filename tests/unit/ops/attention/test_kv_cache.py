@@ -6,7 +6,7 @@ import torch
 from lightning_dalle.ops.attention.api import attend
 from lightning_dalle.ops.attention.kv_cache import KeyValueCache
 from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
-from tests.unit.ops.attention_oracle import DECODABLE_KINDS, Triple, random_inputs
+from tests.unit.ops.attention.oracle import DECODABLE_KINDS, Triple, random_inputs
 
 PATTERN = AttentionPattern("column", 3, 3, 4)
 

@@ -14,7 +14,7 @@ from lightning_dalle.ops.attention.packing import PackedSegments
 from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
 from lightning_dalle.ops.sharded_sequence import sharded_sequences
 from tests.rounding import assert_only_rounded
-from tests.unit.ops.attention_oracle import KINDS
+from tests.unit.ops.attention.oracle import KINDS
 
 # Geometries whose tiles are of all sorts: a head, several equal ones and a rest.
 TILED = {kind: AttentionPattern(kind, 70, 15, 13, 5) for kind in KINDS}

@@ -1,6 +1,8 @@
-"""Who attends to whom in a sequence that is sharded among processes, by positions of the whole sequence."""
+"""Masks over positions of a whole sequence, and the tiles of a sharded one that they show."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import torch
@@ -8,6 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from lightning_dalle.ops.attention.patterns import AttentionPattern
+from lightning_dalle.ops.attention.schedule import DENSE_TILE, PlacedRun, Tiles, placed_runs, tile_at
 
 # What a mask shows of a block: nothing, all, keys up to the query alone, or something else.
 Verdict = Literal["skip", "full", "causal", "partial"]
@@ -39,7 +42,7 @@ class SequenceMask:
             raise ValueError(f"prefix_length ({self.prefix_length}) must be at least 0, and 0 unless rule is 'causal'")
 
     @property
-    def border(self) -> int:
+    def rule_boundary(self) -> int:
         """Position from which on the rule is another: the first of the image, or after the prefix."""
         return self.rule.text_length if isinstance(self.rule, AttentionPattern) else self.prefix_length
 
@@ -113,6 +116,98 @@ class SequenceMask:
         if real.all():
             return "full"
         return "partial" if real.any() else "skip"
+
+
+def mask_schedule(
+    mask: SequenceMask,
+    query_runs: Sequence[range],
+    key_runs: Sequence[range],
+    device: torch.device | str = "cpu",
+    finely: bool = False,
+) -> list[Tiles]:
+    """Return tiles that hold all that any mask shows, each pair once.
+
+    Args:
+        query_runs: Positions of the queries, in the order in which their tensor holds them.
+        finely: Split tiles that are wholly shown too, for what holds all scores of a tile.
+    """
+    return [
+        _masked_tile(mask, verdict, queries, keys, query_run.shift, key_run.shift, device)
+        for query_run in _split_at(query_runs, mask.rule_boundary)
+        for key_run in _split_at(key_runs, mask.rule_boundary)
+        for verdict, queries, keys in _shown(mask, query_run.positions, key_run.positions, finely)
+    ]
+
+
+def _split_at(runs: Sequence[range], boundary: int) -> Iterator[PlacedRun]:
+    """Yield each run, in two where it goes across the boundary."""
+    for run in placed_runs(runs):
+        middle = min(max(boundary, run.positions.start), run.positions.stop)
+        for part in (range(run.positions.start, middle), range(middle, run.positions.stop)):
+            if part:
+                yield PlacedRun(part, run.shift)
+
+
+def _shown(mask: SequenceMask, queries: range, keys: range, finely: bool) -> Iterator[tuple[Verdict, range, range]]:
+    """Yield what is shown; where that is a part of the pairs, strip by strip of queries, with neighbouring keys."""
+    verdict = mask.classify(queries, keys)
+    if verdict == "skip":
+        return
+    if verdict != "partial" and not finely:
+        yield verdict, queries, keys
+        return
+    for strip in _split(queries):
+        classified = [(_classify(mask, strip, part), part) for part in _split(keys)]
+        for of_strip, neighbours in groupby(classified, key=lambda pair: pair[0]):
+            parts = [part for _, part in neighbours]
+            together = range(parts[0].start, parts[-1].stop)
+            if of_strip == "partial":
+                yield of_strip, strip, _seen(mask, strip, together)
+            elif of_strip != "skip":
+                yield of_strip, strip, together
+
+
+def _split(run: range) -> Iterator[range]:
+    return (run[start : start + DENSE_TILE] for start in range(0, len(run), DENSE_TILE))
+
+
+def _classify(mask: SequenceMask, queries: range, keys: range) -> Verdict:
+    """Return the verdict, with a look at the pairs where it is not clear."""
+    verdict = mask.classify(queries, keys)
+    if verdict != "partial":
+        return verdict
+    seen = mask.attends(_positions(queries), _positions(keys))
+    if seen.all():
+        return "full"
+    return "partial" if seen.any() else "skip"
+
+
+def _seen(mask: SequenceMask, queries: range, keys: range) -> range:
+    """Return the keys without those at both ends that no query sees."""
+    seen = mask.attends(_positions(queries), _positions(keys)).flatten(0, 1).any(0).nonzero()
+    return keys[int(seen[0]) : int(seen[-1]) + 1]
+
+
+def _masked_tile(
+    mask: SequenceMask,
+    verdict: Verdict,
+    queries: range,
+    keys: range,
+    query_shift: int,
+    key_shift: int,
+    device: torch.device | str,
+) -> Tiles:
+    if verdict != "partial":
+        return tile_at(queries, keys, query_shift, key_shift, causal=verdict == "causal")
+    masked = ~mask.attends(_positions(queries, device), _positions(keys, device)).unsqueeze(1)
+    fully_masked = masked.all(-1)
+    return tile_at(
+        queries, keys, query_shift, key_shift, masked=masked, fully_masked=fully_masked if fully_masked.any() else None
+    )
+
+
+def _positions(run: range, device: torch.device | str = "cpu") -> Tensor:
+    return torch.arange(run.start, run.stop, device=device)
 
 
 def _by_order(queries: range, keys: range) -> Verdict:

@@ -13,7 +13,7 @@ from lightning_dalle.ops import hardware
 from lightning_dalle.ops.attention.api import attend
 from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
 from tests.rounding import FACTOR, assert_only_rounded
-from tests.unit.ops.attention_oracle import DECODABLE_KINDS, KINDS, Triple, masked_attention, random_inputs
+from tests.unit.ops.attention.oracle import DECODABLE_KINDS, KINDS, Triple, masked_attention, random_inputs
 
 # Geometries whose tiles are of all sorts: a head, several equal ones and a rest.
 TILED = {kind: AttentionPattern(kind, 70, 15, 13, 5) for kind in KINDS}

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lightning_dalle.ops.attention import structured
+from lightning_dalle.ops.attention import kernels, online_softmax
 from lightning_dalle.ops.attention.api import attend
 from lightning_dalle.ops.attention.patterns import AttentionPattern, PatternKind
-from tests.unit.ops.attention_oracle import masked_attention, random_inputs
+from tests.unit.ops.attention.oracle import masked_attention, random_inputs
 
 SPARSE_KINDS: tuple[PatternKind, ...] = ("row", "column", "convolution")
 # Image rows enough for several tiles, of which a rest is left over.
@@ -29,8 +29,8 @@ def test_however_many_tiles_one_call_takes_the_gradients_are_the_same(
     pattern = AttentionPattern(kind, 7, HEIGHT, WIDTH, 5)
     expected = _gradients(pattern, batch, heads, dropout)
     for elements in (1, 5000):
-        monkeypatch.setattr(structured, "CALL_ELEMENTS", elements)
-        monkeypatch.setattr(structured, "_SCORES", elements)
+        monkeypatch.setattr(online_softmax, "CALL_ELEMENTS", elements)
+        monkeypatch.setattr(kernels, "_SCORES", elements)
         torch.testing.assert_close(_gradients(pattern, batch, heads, dropout), expected, atol=1e-13, rtol=1e-12)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_dalle.ops import hardware
-from lightning_dalle.ops.attention.kernels import BlockMask, attend_block, attend_block_backward, share_of_second
+from lightning_dalle.ops.attention.kernels import BlockMask, attend_block, attend_block_backward, merge_weight
 
 QUERIES, KEYS = 7, 5
 
@@ -15,9 +15,9 @@ def _tensors(*lengths: int) -> list[torch.Tensor]:
 
 
 def _additive() -> torch.Tensor:
-    hidden = torch.rand(1, 1, QUERIES, KEYS, generator=torch.Generator().manual_seed(1)) < 0.4
-    hidden[..., 0] = False
-    return torch.zeros(hidden.shape, dtype=torch.float64).masked_fill_(hidden, float("-inf"))
+    masked_pairs = torch.rand(1, 1, QUERIES, KEYS, generator=torch.Generator().manual_seed(1)) < 0.4
+    masked_pairs[..., 0] = False
+    return torch.zeros(masked_pairs.shape, dtype=torch.float64).masked_fill_(masked_pairs, float("-inf"))
 
 
 @pytest.mark.parametrize("masked", ["additive", "causal", "not"])
@@ -42,7 +42,7 @@ def test_two_blocks_make_one_softmax_forward_and_backward() -> None:
     whole, log_sum_exp = attend_block(query, key, value, mask=BlockMask())
     halves = slice(0, 4), slice(4, 9)
     parts = [attend_block(query, key[:, :, half], value[:, :, half], mask=BlockMask()) for half in halves]
-    merged = parts[0][0].lerp(parts[1][0], share_of_second(parts[0][1], parts[1][1]))
+    merged = parts[0][0].lerp(parts[1][0], merge_weight(parts[0][1], parts[1][1]))
     torch.testing.assert_close(merged, whole, atol=1e-12, rtol=0)
     torch.testing.assert_close(torch.logaddexp(parts[0][1], parts[1][1]), log_sum_exp, atol=1e-12, rtol=0)
     expected = attend_block_backward(grad_output, query, key, value, whole, log_sum_exp, mask=BlockMask())
@@ -50,8 +50,8 @@ def test_two_blocks_make_one_softmax_forward_and_backward() -> None:
         attend_block_backward(grad_output, query, key[:, :, h], value[:, :, h], whole, log_sum_exp, mask=BlockMask())
         for h in halves
     ]
-    joined_gradients = shares[0][0] + shares[1][0], *(torch.cat([shares[0][i], shares[1][i]], 2) for i in (1, 2))
-    torch.testing.assert_close(joined_gradients, expected, atol=1e-12, rtol=0)
+    merged_gradients = shares[0][0] + shares[1][0], *(torch.cat([shares[0][i], shares[1][i]], 2) for i in (1, 2))
+    torch.testing.assert_close(merged_gradients, expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
