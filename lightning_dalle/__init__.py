@@ -34,11 +34,25 @@ if TYPE_CHECKING:
     from lightning_dalle.distributed.context_parallel.session import ContextParallelSession as ContextParallelSession
     from lightning_dalle.distributed.powersgd.compressor import PowerSGD as PowerSGD
     from lightning_dalle.distributed.powersgd.config import PowerSGDConfig as PowerSGDConfig
-    from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule as ContrastiveModule
-    from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule as DiscreteVAEModule
+    from lightning_dalle.lightning_modules.contrastive_module import (
+        ContrastiveModule as ContrastiveModule,
+        ContrastiveTrainingConfig as ContrastiveTrainingConfig,
+    )
+    from lightning_dalle.lightning_modules.discrete_vae_module import (
+        DiscreteVAEModule as DiscreteVAEModule,
+        DiscreteVAETrainingConfig as DiscreteVAETrainingConfig,
+    )
+    from lightning_dalle.lightning_modules.optimization import (
+        OptimizerConfig as OptimizerConfig,
+        ScheduleConfig as ScheduleConfig,
+    )
     from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule as TextToImageModule
+    from lightning_dalle.lightning_modules.text_to_image_training import (
+        TextToImageTrainingConfig as TextToImageTrainingConfig,
+    )
     from lightning_dalle.lightning_modules.video_autoencoder_module import (
         VideoAutoencoderModule as VideoAutoencoderModule,
+        VideoAutoencoderTrainingConfig as VideoAutoencoderTrainingConfig,
     )
     from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule as VideoDiTModule
     from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTrainingConfig as VideoDiTTrainingConfig
@@ -65,6 +79,7 @@ if TYPE_CHECKING:
     from lightning_dalle.ops.attention.packing import PackedSegments as PackedSegments
     from lightning_dalle.ops.attention.patterns import AttentionPattern as AttentionPattern
     from lightning_dalle.ops.rope import RotaryGridConfig as RotaryGridConfig
+    from lightning_dalle.ops.schedules import CosineSchedule as CosineSchedule
     from lightning_dalle.ops.sharded_sequence import (
         local_positions as local_positions,
         sequence_mean as sequence_mean,
@@ -93,15 +108,18 @@ _MODULE_OF = {
     "CausalVideoAutoencoderConfig": "lightning_dalle.models.video_autoencoder",
     "ContextAttention": "lightning_dalle.distributed.context_parallel.attention",
     "ContextGroups": "lightning_dalle.distributed.context_parallel.comm",
-    "ContextParallelMonitor": "lightning_dalle.callbacks",
     "ContextParallelConfig": "lightning_dalle.distributed.context_parallel.plan",
+    "ContextParallelMonitor": "lightning_dalle.callbacks",
+    "ContextParallelSession": "lightning_dalle.distributed.context_parallel.session",
     "ContextParallelStrategy": "lightning_dalle.strategies",
     "ContrastiveConfig": "lightning_dalle.models.contrastive",
     "ContrastiveModule": "lightning_dalle.lightning_modules.contrastive_module",
-    "ContextParallelSession": "lightning_dalle.distributed.context_parallel.session",
+    "ContrastiveTrainingConfig": "lightning_dalle.lightning_modules.contrastive_module",
+    "CosineSchedule": "lightning_dalle.ops.schedules",
     "DiscreteVAE": "lightning_dalle.models.discrete_vae",
     "DiscreteVAEConfig": "lightning_dalle.models.discrete_vae",
     "DiscreteVAEModule": "lightning_dalle.lightning_modules.discrete_vae_module",
+    "DiscreteVAETrainingConfig": "lightning_dalle.lightning_modules.discrete_vae_module",
     "ImageGenerationMetrics": "lightning_dalle.callbacks",
     "LossScaleMonitor": "lightning_dalle.callbacks",
     "MeshStrategy": "lightning_dalle.strategies",
@@ -110,13 +128,15 @@ _MODULE_OF = {
     "Muon": "lightning_dalle.optim",
     "OpenClipTextEncoder": "lightning_dalle.models.text_encoders",
     "OpenMojiDataModule": "lightning_dalle.data.emoji.openmoji",
+    "OptimizerConfig": "lightning_dalle.lightning_modules.optimization",
     "PackedSegments": "lightning_dalle.ops.attention.packing",
     "PerBlockGradientScaling": "lightning_dalle.plugins",
     "PixelAutoencoder": "lightning_dalle.models.video_autoencoder",
     "PowerSGD": "lightning_dalle.distributed.powersgd.compressor",
-    "PowerSGDMonitor": "lightning_dalle.callbacks",
     "PowerSGDConfig": "lightning_dalle.distributed.powersgd.config",
+    "PowerSGDMonitor": "lightning_dalle.callbacks",
     "RotaryGridConfig": "lightning_dalle.ops.rope",
+    "ScheduleConfig": "lightning_dalle.lightning_modules.optimization",
     "SequenceLayout": "lightning_dalle.distributed.context_parallel.layout",
     "SequenceMask": "lightning_dalle.ops.attention.mask",
     "SequencePlan": "lightning_dalle.distributed.context_parallel.plan",
@@ -124,10 +144,12 @@ _MODULE_OF = {
     "SparseTransformer": "lightning_dalle.models.sparse_transformer",
     "SparseTransformerConfig": "lightning_dalle.models.sparse_transformer",
     "TextToImageModule": "lightning_dalle.lightning_modules.text_to_image_module",
+    "TextToImageTrainingConfig": "lightning_dalle.lightning_modules.text_to_image_training",
     "TextTowerConfig": "lightning_dalle.models.text_encoders",
     "TokenBuckets": "lightning_dalle.data.files.bucketing",
     "VideoAutoencoder": "lightning_dalle.models.video_autoencoder",
     "VideoAutoencoderModule": "lightning_dalle.lightning_modules.video_autoencoder_module",
+    "VideoAutoencoderTrainingConfig": "lightning_dalle.lightning_modules.video_autoencoder_module",
     "VideoDiT": "lightning_dalle.models.video_dit",
     "VideoDiTConfig": "lightning_dalle.models.video_dit",
     "VideoDiTModule": "lightning_dalle.lightning_modules.video_dit_module",

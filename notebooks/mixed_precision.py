@@ -39,11 +39,13 @@ from lightning_dalle import (
     DiscreteVAE,
     DiscreteVAEConfig,
     LossScaleMonitor,
+    OptimizerConfig,
     PerBlockGradientScaling,
+    ScheduleConfig,
     SparseTransformerConfig,
     TextToImageModule,
+    TextToImageTrainingConfig,
 )
-from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTrainingConfig
 from lightning_dalle.ops.float_formats import FLOAT_0_6_10, FLOAT_1_6_9, decode, encode
 
 warnings.filterwarnings("ignore")
@@ -87,7 +89,8 @@ module = TextToImageModule(
         image_vocabulary_size=64,
     ),
     TextToImageTrainingConfig(
-        learning_rate=2e-3, warmup_steps=5, schedule="cosine", total_steps=updates, moments="16bit"
+        optimizer=OptimizerConfig(learning_rate=2e-3, beta2=0.96, moments="16bit"),
+        schedule=ScheduleConfig(name="cosine", warmup_steps=5, total_steps=updates),
     ),
     discrete_vae=vae,
     tokenizer=tokenizer,

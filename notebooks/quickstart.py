@@ -39,14 +39,16 @@ from lightning_dalle import (
     CaptionTokenizer,
     ContrastiveConfig,
     ContrastiveModule,
+    ContrastiveTrainingConfig,
     DiscreteVAEConfig,
     DiscreteVAEModule,
+    OptimizerConfig,
+    ScheduleConfig,
     SparseTransformerConfig,
     TextToImageModule,
+    TextToImageTrainingConfig,
 )
 from lightning_dalle.data.shapes.oracle import matches_each
-from lightning_dalle.lightning_modules.contrastive_training import ContrastiveTrainingConfig
-from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTrainingConfig
 
 warnings.filterwarnings("ignore")
 FAST = os.environ.get("LIGHTNING_DALLE_NOTEBOOK_FAST", "1") == "1"
@@ -139,10 +141,8 @@ transformer = train(
             image_vocabulary_size=vae_config.codebook_size,
         ),
         TextToImageTrainingConfig(
-            learning_rate=2e-3,
-            warmup_steps=5,
-            schedule="cosine",
-            total_steps=updates,
+            optimizer=OptimizerConfig(learning_rate=2e-3, beta2=0.96),
+            schedule=ScheduleConfig(name="cosine", warmup_steps=5, total_steps=updates),
             caption_dropout=0.1,
             image_token_noise=0.1,
         ),
@@ -161,7 +161,10 @@ updates = 10 if FAST else 300
 reranker = train(
     ContrastiveModule(
         ContrastiveConfig(image_size=32, text_tokens=13, text_width=64, text_layers=1),
-        ContrastiveTrainingConfig(learning_rate=1e-3, warmup_steps=5, total_steps=updates),
+        ContrastiveTrainingConfig(
+            optimizer=OptimizerConfig(learning_rate=1e-3),
+            schedule=ScheduleConfig(name="cosine", warmup_steps=5, total_steps=updates),
+        ),
         tokenizer=folder / "tokenizer.json",
     ),
     shapes,

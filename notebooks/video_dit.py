@@ -36,7 +36,9 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning_dalle import (
     CaptionTokenizer,
     MovingShapesDataModule,
+    OptimizerConfig,
     RotaryGridConfig,
+    ScheduleConfig,
     TextTowerConfig,
     VideoDiTConfig,
     VideoDiTModule,
@@ -100,7 +102,12 @@ if FAST:
             data_mean=0.9,
             rotary=RotaryGridConfig(original_max_position_embeddings=(4, 4, 4)),
         ),
-        VideoDiTTrainingConfig(clip_size=(8, 32, 32), optimizer="muon", learning_rate=6e-3, warmup_steps=2, shift=4.0),
+        VideoDiTTrainingConfig(
+            clip_size=(8, 32, 32),
+            optimizer=OptimizerConfig(name="muon", learning_rate=6e-3),
+            schedule=ScheduleConfig(warmup_steps=2),
+            shift=4.0,
+        ),
         TextTowerConfig(depth=1, num_heads=1, head_dim=32),
         tokenizer=folder / "tokenizer.json",
     )

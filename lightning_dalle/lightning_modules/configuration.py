@@ -49,7 +49,8 @@ def as_config(config_class: type[Config], value: Config | Mapping[str, Any], arg
 
     Args:
         config_class: A dataclass.
-        value: One of them, or a mapping from its field names, as `dataclasses.asdict` gives it.
+        value: One of them, or a mapping from its field names, as `dataclasses.asdict` gives it. Of a field that is a
+            configuration with a default, a mapping may name some fields alone.
         argument: Name of the argument the value came from, for the error messages.
 
     Raises:
@@ -72,8 +73,11 @@ def as_config(config_class: type[Config], value: Config | Mapping[str, Any], arg
     types = typing.get_type_hints(config_class)
     for name, content in value.items():
         _check_plain_type(content, types[name], f"{argument}.{name}")
-    nested = {name: types[name] for name in value if dataclasses.is_dataclass(types[name])}
-    converted = {name: as_config(kind, value[name], f"{argument}.{name}") for name, kind in nested.items()}
+    converted = {
+        name: as_config(types[name], _over_default(fields[name], value[name]), f"{argument}.{name}")
+        for name in value
+        if dataclasses.is_dataclass(types[name])
+    }
     return config_class(**{**value, **converted})
 
 
@@ -119,6 +123,13 @@ def _check_plain_type(value: object, expected: Any, argument: str) -> None:
         not isinstance(value, accepted[expected]) or isinstance(value, bool) != (expected is bool)
     ):
         raise TypeError(f"{argument} ({value!r}) must be of type {expected.__name__}")
+
+
+def _over_default(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Return a mapping of some fields of a configuration with the others as its default has them."""
+    if not isinstance(value, Mapping) or not dataclasses.is_dataclass(field.default):
+        return value
+    return {**dataclasses.asdict(field.default), **value}  # type: ignore[arg-type]
 
 
 def _has_no_default(field: dataclasses.Field[Any]) -> bool:

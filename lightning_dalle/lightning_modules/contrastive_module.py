@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,14 @@ import open_clip
 import torch
 from jaxtyping import Float, Int, UInt8
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import center_crop, resize
 
 from lightning_dalle.lightning_modules.configuration import as_config, load_tokenizer, warn_if_precision_is_slow
-from lightning_dalle.lightning_modules.contrastive_training import (
-    ContrastiveTrainingConfig,
-    build_contrastive_optimizer,
-)
+from lightning_dalle.lightning_modules.optimization import OptimizerConfig, ScheduleConfig, build_optimization
 from lightning_dalle.models.contrastive import (
     ContrastiveConfig,
     OpenClipConfig,
@@ -35,6 +33,16 @@ from lightning_dalle.models.modes import evaluation_mode
 
 MAX_LOGIT_SCALE = math.log(100)
 """Upper end of the learned log-scale of the logits (Radford et al. 2021, section 2.5)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastiveTrainingConfig:
+    """Settings of `ContrastiveModule`; the defaults are those of CLIP ViT-B (Radford et al. 2021, appendix F)."""
+
+    optimizer: OptimizerConfig = OptimizerConfig(
+        learning_rate=5e-4, beta2=0.98, epsilon=1e-6, weight_decay=0.2, decay_embeddings=True
+    )
+    schedule: ScheduleConfig = ScheduleConfig(name="cosine", warmup_steps=2000, total_steps=390_625)
 
 
 class ContrastiveModule(LightningModule):
@@ -135,9 +143,9 @@ class ContrastiveModule(LightningModule):
         warn_if_precision_is_slow(self)
         self.loss = RepeatedCaptionClipLoss(rank=self.global_rank, world_size=self.trainer.world_size)
 
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW with a linear warm-up and half a cosine period."""
-        return build_contrastive_optimizer(self.network, self.training_config)
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Return the configured optimizer and its schedule."""
+        return build_optimization(self.network, self.training_config.optimizer, self.training_config.schedule)
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
         """Return the contrastive loss of a batch."""

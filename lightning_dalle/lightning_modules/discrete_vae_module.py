@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int, UInt8
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torchmetrics.image import PeakSignalNoiseRatio
 from torchvision.utils import make_grid
@@ -16,6 +16,7 @@ from torchvision.utils import make_grid
 from lightning_dalle.evaluation.codebook_use import CodebookUse
 from lightning_dalle.evaluation.logging import log_image
 from lightning_dalle.lightning_modules.configuration import as_config, warn_if_precision_is_slow
+from lightning_dalle.lightning_modules.optimization import OptimizerConfig, ScheduleConfig, build_optimization
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
 from lightning_dalle.ops.dvae_losses import (
     dequantise,
@@ -39,20 +40,18 @@ class DiscreteVAETrainingConfig:
     """How a discrete VAE is trained; the defaults are the paper's (appendix A.2), the last three fields are not in it.
 
     Attributes:
-        learning_rate: Of AdamW.
         kl_weight: Beta, the weight of the KL divergence summed over the positions of an image.
         temperature: Of the gumbel-softmax relaxation.
-        weight_decay: Of AdamW.
         dequantise: Train on pixels with uniform noise of one grey level, which bounds the density on flat image areas.
             The paper trains on the 8-bit values.
         patch_temperature: Of the initial patch codebook, where the network has one.
         seed: Of the noise and the patch codebook.
     """
 
-    learning_rate: CosineSchedule = CosineSchedule(start=1e-4, end=1.25e-6, steps=1_200_000)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, weight_decay=1e-4, decay_embeddings=True)
+    schedule: ScheduleConfig = ScheduleConfig(name="cosine", total_steps=1_200_000, final_learning_rate=1.25e-6)
     kl_weight: CosineSchedule = CosineSchedule(start=0.0, end=6.6, steps=5_000)
     temperature: CosineSchedule = CosineSchedule(start=1.0, end=1 / 16, steps=150_000)
-    weight_decay: float = 1e-4
     dequantise: bool = False
     patch_temperature: float = 1.0
     seed: int = 0
@@ -116,21 +115,9 @@ class DiscreteVAEModule(LightningModule):
         """Warn where the Trainer's precision is slow."""
         warn_if_precision_is_slow(self)
 
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW, with the step size set from its schedule at each update."""
-        training = self.training_config
-        # A unit step size makes the factor that LambdaLR multiplies by the step size itself.
-        optimizer = torch.optim.AdamW(
-            self.network.parameters(),
-            lr=1.0,
-            betas=(0.9, 0.999),
-            eps=1e-8,
-            weight_decay=training.weight_decay,
-            # Not fused: Lightning refuses to clip the gradients of a fused optimizer under mixed precision.
-            foreach=True,
-        )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: training.learning_rate(update))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Return the configured optimizer and its schedule."""
+        return build_optimization(self.network, self.training_config.optimizer, self.training_config.schedule)
 
     def on_fit_start(self) -> None:
         """Initialise the patch codebook from training images, unless a checkpoint has brought one.

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -21,12 +22,8 @@ from lightning_dalle.lightning_modules.configuration import (
     warn_if_precision_is_slow,
 )
 from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule
-from lightning_dalle.lightning_modules.image_token_cache import ImageTokenCache
-from lightning_dalle.lightning_modules.text_to_image_training import (
-    TextToImageTrainingConfig,
-    build_optimizer,
-    build_schedulers,
-)
+from lightning_dalle.lightning_modules.optimization import build_optimization
+from lightning_dalle.lightning_modules.text_to_image_training import ImageTokenCache, TextToImageTrainingConfig
 from lightning_dalle.models.discrete_vae import DiscreteVAE, DiscreteVAEConfig
 from lightning_dalle.models.sparse_transformer import SparseTransformer, SparseTransformerConfig
 from lightning_dalle.ops.random import keyed_generator
@@ -82,10 +79,9 @@ class TextToImageModule(LightningModule):
         """Warn where the Trainer's precision is slow."""
         warn_if_precision_is_slow(self)
 
-    def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
-        """AdamW with the configured learning-rate schedule."""
-        optimizer = build_optimizer(self.network, self.training_config)
-        return [optimizer], build_schedulers(optimizer, self.training_config, monitor="val/loss")
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Return the configured optimizer and its schedule."""
+        return build_optimization(self.network, self.training_config.optimizer, self.training_config.schedule)
 
     def uncompressed_parameters(self) -> list[str]:
         """The unembeddings, for strategies that compress gradients."""

@@ -8,20 +8,20 @@ from typing import Any
 import torch
 from jaxtyping import Float, UInt8
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torchmetrics.image import PeakSignalNoiseRatio
 from torchvision.utils import make_grid
 
 from lightning_dalle.evaluation.logging import log_image
 from lightning_dalle.lightning_modules.configuration import as_config, warn_if_precision_is_slow
+from lightning_dalle.lightning_modules.optimization import OptimizerConfig, ScheduleConfig, build_optimization
 from lightning_dalle.models.video_autoencoder import (
     CausalVideoAutoencoder,
     CausalVideoAutoencoderConfig,
     PixelAutoencoder,
 )
 from lightning_dalle.ops.random import keyed_generator
-from lightning_dalle.ops.schedules import CosineSchedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,6 @@ class VideoAutoencoderTrainingConfig:
     """How a video autoencoder is trained.
 
     Attributes:
-        learning_rate: Of AdamW.
         latent_noise: Deviation of the Gaussian noise on the latents, which have a mean square of 1: what a diffusion
             model gets wrong by as much still decodes.
         seed: Of the noise.
@@ -38,7 +37,8 @@ class VideoAutoencoderTrainingConfig:
         ValueError: If `latent_noise` is negative.
     """
 
-    learning_rate: CosineSchedule = CosineSchedule(start=4e-4, end=1e-5, steps=2_000)
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=4e-4, beta2=0.99)
+    schedule: ScheduleConfig = ScheduleConfig(name="cosine", total_steps=2_000, final_learning_rate=1e-5)
     latent_noise: float = 0.1
     seed: int = 0
 
@@ -57,7 +57,7 @@ class VideoAutoencoderModule(LightningModule):
 
     Args:
         network: Sizes.
-        training: Step size and noise.
+        training: Optimizer, schedule and noise.
     """
 
     def __init__(
@@ -95,13 +95,9 @@ class VideoAutoencoderModule(LightningModule):
         """Warn where the Trainer's precision is slow."""
         warn_if_precision_is_slow(self)
 
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW without weight decay, with the step size set from its schedule at each update."""
-        # A unit step size makes the factor that LambdaLR multiplies by the step size itself.
-        optimizer = torch.optim.AdamW(self.network.parameters(), lr=1.0, betas=(0.9, 0.99), weight_decay=0.0)
-        schedule = self.training_config.learning_rate
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: schedule(update))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Return the configured optimizer and its schedule."""
+        return build_optimization(self.network, self.training_config.optimizer, self.training_config.schedule)
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
         """Return the error of pixels decoded from noisy latents."""

@@ -11,12 +11,13 @@ import torch
 from jaxtyping import Float, UInt8
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from lightning_dalle.distributed.context_parallel.plan import SequencePlan
 from lightning_dalle.lightning_modules.caption_encoder import CaptionEncoder
 from lightning_dalle.lightning_modules.configuration import as_config, data_parallel_rank, warn_if_precision_is_slow
-from lightning_dalle.lightning_modules.video_dit_loss import check_first_frame, flow_matching_loss, validate_request
+from lightning_dalle.lightning_modules.optimization import build_optimization
 from lightning_dalle.lightning_modules.video_dit_parts import (
     AutoencoderSource,
     build_text_encoder,
@@ -25,8 +26,9 @@ from lightning_dalle.lightning_modules.video_dit_parts import (
 )
 from lightning_dalle.lightning_modules.video_dit_training import (
     VideoDiTTrainingConfig,
-    build_optimizer,
-    build_scheduler,
+    check_first_frame,
+    flow_matching_loss,
+    validate_request,
 )
 from lightning_dalle.models.text_encoders import TextEncoder, TextTowerConfig
 from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoder
@@ -96,10 +98,9 @@ class VideoDiTModule(LightningModule):
         """Warn where the Trainer's precision is slow."""
         warn_if_precision_is_slow(self)
 
-    def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
-        """AdamW with the configured learning-rate schedule."""
-        optimizer = build_optimizer(self, self.training_config)
-        return [optimizer], [build_scheduler(optimizer, self.training_config)]
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Return the configured optimizer and its schedule."""
+        return build_optimization(self, self.training_config.optimizer, self.training_config.schedule)
 
     def uncompressed_parameters(self) -> list[str]:
         """What turns patches into features and back, for strategies that compress gradients."""

@@ -1,16 +1,19 @@
-"""How a video diffusion transformer is trained: clips, times of noise, optimizer and learning rate."""
+"""What training a video diffusion transformer takes beside the network: settings, and the loss."""
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import get_args
 
 import torch
-from torch import nn
-from torch.optim.lr_scheduler import LambdaLR
+from jaxtyping import Bool, Float, UInt8
+from torch import Tensor
 
 from lightning_dalle.lightning_modules.configuration import check_ranges
-from lightning_dalle.lightning_modules.text_to_image_training import cosine_factor
-from lightning_dalle.ops.flow_matching import TimestepDensity
-from lightning_dalle.optim import muon_with_adamw
+from lightning_dalle.lightning_modules.optimization import OptimizerConfig, ScheduleConfig
+from lightning_dalle.models.video_dit import VideoDiT
+from lightning_dalle.ops.flow_matching import TimestepDensity, interpolate, velocity_target
+from lightning_dalle.ops.patchify import Grid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +23,7 @@ class VideoDiTTrainingConfig:
     Args:
         clip_size: Frames, height and width in pixels of the largest training clips; `generate` draws clips of it unless
             told otherwise.
-        learning_rate: Reached after the linear warm-up.
-        total_steps: Length of the cosine on which the learning rate falls to 0, warm-up included; None leaves it.
-        optimizer: `muon` takes Muon for the matrices inside the layers of network and text encoder, and AdamW for all
-            else (`optim.muon_with_adamw`).
-        weight_decay: Of matrices; gains, biases and embeddings have none.
+        optimizer: Optimizer of the network, and of the text encoder if that is trained.
         time_density: Of training times between data (0) and noise (1).
         shift: Moves the times of clips of `clip_size` towards noise, in training and sampling; those of others by the
             root of their size to it (`ops.flow_matching.resolution_shift`).
@@ -37,14 +36,8 @@ class VideoDiTTrainingConfig:
     """
 
     clip_size: tuple[int, int, int]
-    learning_rate: float = 1e-4
-    warmup_steps: int = 1000
-    total_steps: int | None = None
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    beta1: float = 0.9
-    beta2: float = 0.99
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, beta2=0.99)
+    schedule: ScheduleConfig = ScheduleConfig(warmup_steps=1000)
     time_density: TimestepDensity = "logit_normal"
     shift: float = 1.0
     caption_dropout: float = 0.1
@@ -57,58 +50,97 @@ class VideoDiTTrainingConfig:
             raise ValueError(f"clip_size {self.clip_size} must be frames, height and width, each at least 1")
         check_ranges(
             self,
-            positive=("learning_rate", "epsilon", "shift"),
-            not_negative=("warmup_steps", "weight_decay"),
-            decays=("beta1", "beta2"),
+            positive=("shift",),
             shares=("caption_dropout", "first_frame_share"),
-            choices={"optimizer": ("adamw", "muon"), "time_density": get_args(TimestepDensity)},
+            choices={"time_density": get_args(TimestepDensity)},
         )
-        if self.total_steps is not None and self.total_steps <= self.warmup_steps:
-            raise ValueError(
-                f"total_steps ({self.total_steps}) must exceed warmup_steps ({self.warmup_steps}), "
-                "or be left out for a learning rate that stays"
-            )
 
 
-def build_optimizer(module: nn.Module, training: VideoDiTTrainingConfig) -> torch.optim.Optimizer:
-    """The configured optimizer over what is trained, whose weight decay spares all but the weights of linear layers.
+def flow_matching_loss(
+    network: VideoDiT,
+    latents: Float[Tensor, "clips channels frames height width"]
+    | Sequence[Float[Tensor, "channels _frames _height _width"]],
+    text: Float[Tensor, "clips text text_width"],
+    times: Float[Tensor, " clips"],
+    known_first: Bool[Tensor, " clips"] | None,
+    generator: torch.Generator,
+) -> Float[Tensor, ""]:
+    """Mean squared error of the network's velocities, over all values that it is not shown already.
+
+    Args:
+        known_first: Clips whose first frame is shown.
+        generator: Of the noise, on the clips' device.
+    """
+    batches = [latents] if isinstance(latents, Tensor) else [clip.unsqueeze(0) for clip in latents]
+    # Latents kept in 16 bits are widened.
+    wide = torch.promote_types(batches[0].dtype, torch.float32)
+    batches, times = [batch.to(wide) for batch in batches], times.to(wide)
+    sizes = [len(batch) for batch in batches]
+    noise = [torch.randn(batch.shape, generator=generator, dtype=wide, device=batch.device) for batch in batches]
+    points = [interpolate(*part) for part in zip(batches, noise, times.split(sizes), strict=True)]
+    learned = torch.ones_like(times) if known_first is None else 1 - known_first.to(times)
+    # 0 where a first frame is known, [clips, 1, 1, 1, 1]
+    masks = learned.view(-1, 1, 1, 1, 1).split(sizes)
+    for point, batch, mask in zip(points, batches, masks, strict=True):
+        point[:, :, :1] = torch.lerp(batch[:, :, :1], point[:, :, :1], mask)
+    shown = points[0] if isinstance(latents, Tensor) else [point.squeeze(0) for point in points]
+    outputs = network(shown, times, text, known_first=known_first)
+    velocities = [outputs] if isinstance(outputs, Tensor) else [output.unsqueeze(0) for output in outputs]
+    total, count = times.new_zeros(()), times.new_zeros(())
+    for velocity, batch, fresh, mask in zip(velocities, batches, noise, masks, strict=True):
+        squares = (velocity.to(wide) - velocity_target(batch, fresh)).square()
+        total = total + squares[:, :, 1:].sum() + (mask * squares[:, :, :1]).sum()
+        count = count + squares[:, :, 1:].numel() + mask.sum() * squares[0, :, :1].numel()
+    return total / count.clamp(min=1)
+
+
+def validate_request(
+    captions: Sequence[str],
+    num_candidates: int,
+    max_batch: int,
+    guidance_scale: float,
+    training: VideoDiTTrainingConfig,
+) -> None:
+    """Refuses what cannot be drawn; warns of guidance that training did not prepare.
 
     Raises:
-        ValueError: If Muon, which needs whole matrices, gets sharded ones.
+        TypeError: If `captions` is one string.
+        ValueError: If there is nothing to draw, or no room.
     """
-    linear = {part.weight for part in module.modules() if isinstance(part, nn.Linear)}
-    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
-    matrices = [(name, parameter) for name, parameter in trained if parameter in linear]
-    # Lists of layers hold what is inside; what leads in and out stands beside them.
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    inner = {parameter for layers in lists for parameter in layers.parameters()} if training.optimizer == "muon" else {}
-    groups: list[dict[str, Any]] = [
-        {"params": [(name, parameter) for name, parameter in matrices if parameter not in inner]},
-        {"params": [pair for pair in trained if pair[1] not in linear], "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(
-        groups,
-        lr=training.learning_rate,
-        betas=(training.beta1, training.beta2),
-        eps=training.epsilon,
-        weight_decay=training.weight_decay,
-        # Not fused: Lightning refuses to clip the gradients of a fused optimizer under mixed precision.
-        foreach=True,
-    )
-    if training.optimizer == "adamw":
-        return adamw
-    of_layers = [(name, parameter) for name, parameter in matrices if parameter in inner]
-    return muon_with_adamw(of_layers, adamw, training.weight_decay)
+    if isinstance(captions, str):
+        raise TypeError(f"captions ({captions!r}) must be a sequence of strings; put one caption into a list")
+    for name, value in (("captions", len(captions)), ("num_candidates", num_candidates), ("max_batch", max_batch)):
+        if value < 1:
+            raise ValueError(f"{name} ({value}) must be at least 1")
+    if guidance_scale != 1 and training.caption_dropout == 0:
+        warnings.warn(
+            f"guidance_scale ({guidance_scale}) has no trained empty caption to move away from, "
+            "since caption_dropout was 0 in training",
+            stacklevel=3,
+        )
 
 
-def build_scheduler(optimizer: torch.optim.Optimizer, training: VideoDiTTrainingConfig) -> dict[str, Any]:
-    """The learning-rate scheduler with the mapping that Lightning configures it by."""
-    warmup, total = training.warmup_steps, training.total_steps
+def check_first_frame(
+    pictures: UInt8[Tensor, "pictures 3 height width"],
+    num_captions: int,
+    size: tuple[int, int],
+    patch_size: Grid,
+    training: VideoDiTTrainingConfig,
+) -> None:
+    """Refuses first frames that do not fit; warns if training showed none.
 
-    def factor(update: int) -> float:
-        if total is None:
-            return min(1.0, (update + 1) / (warmup + 1))
-        return cosine_factor(update, warmup, total)
-
-    # A function, because a scheduler's checkpoint leaves out functions and would keep any other callable's attributes.
-    return {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}
+    Raises:
+        ValueError: If there is not one for each caption, of the clips' size, or tokens hold several frames.
+    """
+    if (len(pictures), *pictures.shape[2:]) != (num_captions, *size):
+        raise ValueError(
+            f"first_frame has shape {tuple(pictures.shape)}; give one picture for each of {num_captions} captions, "
+            f"of the clips' height and width {size}"
+        )
+    if patch_size[0] != 1:
+        raise ValueError(f"first_frame needs tokens of one frame, but patch_size is {patch_size}")
+    if training.first_frame_share == 0:
+        warnings.warn(
+            "first_frame was never shown in training, since first_frame_share was 0; clips may not go on from it",
+            stacklevel=4,
+        )

@@ -8,7 +8,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.metric import EvaluationMetric as Drawing
+from matplotlib.figure import Figure as Drawing
 
 from lightning_dalle.quickstart.results import Curves
 

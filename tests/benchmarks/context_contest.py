@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from lightning_dalle.distributed.context_parallel.attention import ContextAttention
 from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
 from lightning_dalle.ops.attention.mask import SequenceMask
-from tests.benchmarks.context_parallel_degrees import Attention, Sizes, step, whole_inputs
+from tests.benchmarks.context_sizes import Attention, Sizes, step, whole_inputs
 from tests.benchmarks.table import Table, milliseconds
 from tests.benchmarks.timing import seconds_of
 from tests.ranks import run_ranks

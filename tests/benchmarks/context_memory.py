@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from lightning_dalle.distributed.context_parallel.attention import ContextAttention
 from lightning_dalle.distributed.context_parallel.layout import SequenceLayout
 from lightning_dalle.ops.attention.mask import SequenceMask
-from tests.benchmarks.context_parallel_degrees import Attention, Sizes
+from tests.benchmarks.context_sizes import Attention, Sizes
 from tests.benchmarks.table import Table
 from tests.ranks import run_ranks
 

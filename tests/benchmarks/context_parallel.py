@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tests.benchmarks.context_contest import contest_table
 from tests.benchmarks.context_memory import longest_table
-from tests.benchmarks.context_parallel_degrees import Sizes
+from tests.benchmarks.context_sizes import Sizes
 from tests.benchmarks.context_times import table_of
 
 

@@ -13,7 +13,7 @@ from lightning_dalle.ops.attention.api import attend
 from lightning_dalle.ops.attention.mask import SequenceMask
 from lightning_dalle.ops.attention.patterns import PatternKind
 from tests.benchmarks.context_memory import kept_bytes
-from tests.benchmarks.context_parallel_degrees import Attention, Sizes, step, whole_inputs
+from tests.benchmarks.context_sizes import Attention, Sizes, step, whole_inputs
 from tests.benchmarks.table import Table, milliseconds
 from tests.benchmarks.timing import seconds_of
 from tests.ranks import run_ranks

@@ -5,7 +5,7 @@ that see the same batches. Image tokens are kept, so that nearly all time goes t
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import Trainer, seed_everything
 
@@ -17,6 +17,7 @@ from lightning_dalle import (
     SparseTransformerConfig,
     TextToImageModule,
 )
+from lightning_dalle.lightning_modules.optimization import OptimizerConfig, ScheduleConfig
 from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTrainingConfig
 
 QUIET: dict[str, Any] = {
@@ -49,7 +50,7 @@ def prepare(folder: Path) -> None:
     trainer.save_checkpoint(folder / "vae.ckpt", weights_only=True)
 
 
-def transformer(folder: Path, updates: int, **training: Any) -> TextToImageModule:
+def transformer(folder: Path, updates: int, moments: Literal["32bit", "16bit"] = "32bit") -> TextToImageModule:
     """Of the recipe's size, always with the same weights."""
     seed_everything(0, verbose=False)
     network = SparseTransformerConfig(
@@ -63,12 +64,9 @@ def transformer(folder: Path, updates: int, **training: Any) -> TextToImageModul
         image_vocabulary_size=192,
     )
     settings = TextToImageTrainingConfig(
-        learning_rate=2e-3,
-        warmup_steps=updates // 20,
-        schedule="cosine",
-        total_steps=updates,
+        optimizer=OptimizerConfig(learning_rate=2e-3, beta2=0.96, weight_decay=4.5e-2, moments=moments),
+        schedule=ScheduleConfig(name="cosine", warmup_steps=updates // 20, total_steps=updates),
         kept_image_tokens=2 * NUM_TRAIN,
-        **training,
     )
     return TextToImageModule(network, settings, folder / "vae.ckpt", folder / "tokenizer.json")
 

@@ -15,6 +15,7 @@ from lightning.pytorch.strategies.ddp import DDPStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_dalle.lightning_modules.optimization import OptimizerConfig, ScheduleConfig
 from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTrainingConfig
 from tests.foreign_module import LIGHTNING_WARNINGS
 from tests.ranks import run_ranks
@@ -25,7 +26,10 @@ pytestmark = [
     pytest.mark.skipif(find_spec("deepspeed") is None, reason="the extra deepspeed is not installed"),
     pytest.mark.timeout(1800),
 ]
-TRAINING = TextToImageTrainingConfig(learning_rate=1e-2, warmup_steps=2, schedule="cosine", total_steps=30)
+TRAINING = TextToImageTrainingConfig(
+    optimizer=OptimizerConfig(learning_rate=1e-2, beta2=0.96, weight_decay=4.5e-2),
+    schedule=ScheduleConfig(name="cosine", warmup_steps=2, total_steps=30),
+)
 UPDATES, BATCH = 6, 4
 
 

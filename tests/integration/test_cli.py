@@ -38,7 +38,7 @@ DISCRETE_VAE = {
     "class_path": "DiscreteVAEModule",
     "init_args": {
         "network": {"image_size": SIZE, "codebook_size": CODES, "hidden_width": 8, "decoder_input_width": 8},
-        "training": {"learning_rate": {"start": 1e-3, "end": 1e-3, "steps": 1}},
+        "training": {"schedule": {"total_steps": 1, "final_learning_rate": 1e-3}},
     },
 }
 TEXT_TO_IMAGE = {
@@ -54,14 +54,14 @@ TEXT_TO_IMAGE = {
             "grid_width": SIZE // STRIDE,
             "image_vocabulary_size": CODES,
         },
-        "training": {"warmup_steps": 1},
+        "training": {"schedule": {"warmup_steps": 1}},
     },
 }
 CONTRASTIVE = {
     "class_path": "ContrastiveModule",
     "init_args": {
         "network": {"image_size": SIZE, "embed_dim": 8, "vision_width": 8, "text_width": 8, "text_heads": 1},
-        "training": {"warmup_steps": 1, "total_steps": 10},
+        "training": {"schedule": {"warmup_steps": 1, "total_steps": 10}},
     },
 }
 

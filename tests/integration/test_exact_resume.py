@@ -21,7 +21,8 @@ EPOCHS, BATCHES, BATCH_SIZE = 3, 5, 4
 SAVED_EVERY, KILLED_AT = 3, 8
 NETWORK = {"image_size": 8, "codebook_size": 16, "hidden_width": 8, "num_groups": 2, "patch_codebook": True}
 TRAINING = {
-    "learning_rate": {"start": 1e-3, "end": 1e-5, "steps": 12},
+    "optimizer": {"learning_rate": 1e-3},
+    "schedule": {"total_steps": 12, "final_learning_rate": 1e-5},
     "kl_weight": {"start": 0.0, "end": 1.0, "steps": 7},
     "temperature": {"start": 1.0, "end": 0.5, "steps": 10},
     "dequantise": True,

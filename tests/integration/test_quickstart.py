@@ -41,7 +41,7 @@ EXTRA = {
         "--model.network.vision_width=8",
         "--model.network.text_width=16",
         "--model.network.text_heads=2",
-        "--model.training.warmup_steps=1",
+        "--model.training.schedule.warmup_steps=1",
     ],
     "text_to_image": [
         *COMMON,
@@ -50,7 +50,7 @@ EXTRA = {
         "--model.network.depth=2",
         "--model.network.num_heads=1",
         "--model.network.head_dim=16",
-        "--model.training.warmup_steps=1",
+        "--model.training.schedule.warmup_steps=1",
     ],
 }
 SETTINGS = Settings(data="shapes", sampling=Sampling(num_prompts=8, num_candidates=2), extra=EXTRA)

@@ -28,8 +28,12 @@ NETWORK = {
     "image_vocabulary_size": 16,
     "convolution_kernel_size": 3,
 }
-TRAINING = {"learning_rate": 1e-2, "warmup_steps": 3, "caption_dropout": 0.3, "plateau_interval": 5}
-COSINE = {**TRAINING, "schedule": "cosine", "total_steps": EPOCHS * BATCHES}
+TRAINING = {
+    "optimizer": {"learning_rate": 1e-2},
+    "schedule": {"warmup_steps": 3, "plateau_interval": 5},
+    "caption_dropout": 0.3,
+}
+COSINE = {**TRAINING, "schedule": {"name": "cosine", "warmup_steps": 3, "total_steps": EPOCHS * BATCHES}}
 DISCRETE_VAE = {"image_size": 24, "codebook_size": 16, "hidden_width": 8, "num_groups": 3, "blocks_per_group": 1}
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_dalle.data.tokenizer import CaptionTokenizer
-from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule
-from lightning_dalle.lightning_modules.contrastive_training import ContrastiveTrainingConfig
+from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule, ContrastiveTrainingConfig
+from lightning_dalle.lightning_modules.optimization import OptimizerConfig, ScheduleConfig
 from lightning_dalle.models.contrastive import ContrastiveConfig, OpenClipConfig, append_end_of_text
 
 pytestmark = [
@@ -25,7 +25,10 @@ CAPTIONS = ["red diamond", "blue square", "green diamond", "red square"]
 NETWORK = ContrastiveConfig(
     image_size=32, embed_dim=16, vision_width=4, text_tokens=10, text_width=16, text_heads=2, text_layers=1
 )
-TRAINING = ContrastiveTrainingConfig(learning_rate=1e-3, warmup_steps=1, total_steps=10)
+TRAINING = ContrastiveTrainingConfig(
+    optimizer=OptimizerConfig(learning_rate=1e-3, beta2=0.98, epsilon=1e-6, weight_decay=0.2, decay_embeddings=True),
+    schedule=ScheduleConfig(name="cosine", warmup_steps=1, total_steps=10),
+)
 VISION_TRANSFORMER: dict[str, Any] = {
     "embed_dim": 16,
     "vision_cfg": {"layers": 1, "width": 16, "head_width": 8, "patch_size": 8, "image_size": 32},
@@ -164,7 +167,11 @@ def test_training_learns_the_batch_and_keeps_the_logit_scale_in_bounds(
     torch.manual_seed(0)
     with torch.no_grad():
         module.network.logit_scale.fill_(math.log(10))
-    module.training_config = dataclasses.replace(TRAINING, learning_rate=1e-2, total_steps=30)
+    module.training_config = dataclasses.replace(
+        TRAINING,
+        optimizer=dataclasses.replace(TRAINING.optimizer, learning_rate=1e-2),
+        schedule=dataclasses.replace(TRAINING.schedule, total_steps=30),
+    )
     trainer = _fit(module, images, CAPTIONS, max_steps=30, limit_val_batches=0)
     assert trainer.callback_metrics["train/loss"] < 0.3
     assert trainer.callback_metrics["train/accuracy"] == 1.0
@@ -178,9 +185,9 @@ def test_validation_and_test_log_loss_and_accuracy(module: ContrastiveModule, im
 
 
 def test_weight_decay_spares_gains_biases_and_the_logit_scale(module: ContrastiveModule) -> None:
-    optimizer = module.configure_optimizers()["optimizer"]
+    (optimizer,), _ = module.configure_optimizers()
     decayed, spared = optimizer.param_groups
-    assert (decayed["weight_decay"], spared["weight_decay"]) == (TRAINING.weight_decay, 0.0)
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (TRAINING.optimizer.weight_decay, 0.0)
     assert all(parameter.ndim > 1 for parameter in decayed["params"])
     assert any(parameter is module.network.logit_scale for parameter in spared["params"])
     assert len(decayed["params"]) + len(spared["params"]) == len(list(module.parameters()))
@@ -257,23 +264,6 @@ def test_network_sizes_that_do_not_work_are_refused(sizes: dict[str, Any], messa
 def test_pretrained_beside_a_folder_is_refused() -> None:
     with pytest.raises(ValueError, match=r"pretrained \(openai\) has no effect with model_name \(local-dir:tiny\)"):
         OpenClipConfig(model_name="local-dir:tiny", pretrained="openai")
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("learning_rate", 0.0),
-        ("epsilon", -1.0),
-        ("warmup_steps", -1),
-        ("weight_decay", -0.1),
-        ("beta1", 1.0),
-        ("beta2", -0.1),
-        ("total_steps", 2000),
-    ],
-)
-def test_training_settings_out_of_range_are_refused(setting: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"{setting} \({value}\) must"):
-        ContrastiveTrainingConfig(**{setting: value})  # type: ignore[arg-type]
 
 
 def test_lists_from_yaml_make_the_same_configuration() -> None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_dalle.lightning_modules.image_token_cache import ImageTokenCache
+from lightning_dalle.lightning_modules.text_to_image_training import ImageTokenCache
 from lightning_dalle.models.discrete_vae import DiscreteVAE
 from tests.unit.lightning_modules.tiny_text_to_image import VAE, images, tiny_module
 
@@ -45,7 +45,7 @@ def test_pictures_that_differ_in_one_value_are_told_apart(discrete_vae: Counting
 
 def test_the_cache_changes_neither_the_checkpoint_nor_the_tokens() -> None:
     batch = {"image": images(), "caption": ["a red diamond", "a blue square", "two green stars"]}
-    plain, keeping = tiny_module(), tiny_module(training={"warmup_steps": 2, "kept_image_tokens": 8})
+    plain, keeping = tiny_module(), tiny_module(training={"schedule": {"warmup_steps": 2}, "kept_image_tokens": 8})
     assert plain.state_dict().keys() == keeping.state_dict().keys()
     for _ in range(2):
         assert torch.equal(plain._image_tokens(batch), keeping._image_tokens(batch))

@@ -11,6 +11,7 @@ import torch
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Trainer
 
+from lightning_dalle.lightning_modules.optimization import ScheduleConfig
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.models.text_encoders import OpenClipTextEncoder, TextEncoder
 from tests.unit.lightning_modules.tiny_video_dit import CAPTIONS, NETWORK, TRAINER, TRAINING, loader, tiny_module
@@ -37,10 +38,13 @@ def name(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_folder(tmp_path_factory.mktemp("open_clip"))
 
 
-def fitted(name: str, trained: bool, **changes: Any) -> tuple[VideoDiTModule, OpenClipTextEncoder, Trainer]:
+def fitted(
+    name: str, trained: bool, optimizer: Any = "adamw", **changes: Any
+) -> tuple[VideoDiTModule, OpenClipTextEncoder, Trainer]:
     """A module and its encoder after two steps."""
     encoder = OpenClipTextEncoder(name, trained=trained)
-    training = dataclasses.replace(TRAINING, warmup_steps=0, **changes)
+    optimizer = dataclasses.replace(TRAINING.optimizer, name=optimizer)
+    training = dataclasses.replace(TRAINING, optimizer=optimizer, schedule=ScheduleConfig(), **changes)
     module = tiny_module(std=0.3, text_encoder=encoder, tokenizer=None, training=training)
     trainer = Trainer(**{**TRAINER, "enable_checkpointing": False}, max_epochs=1, limit_train_batches=2)
     trainer.fit(module, loader(2), loader(1))

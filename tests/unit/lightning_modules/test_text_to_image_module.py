@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 from torch.nn.functional import cross_entropy
 
 from lightning_dalle.lightning_modules.discrete_vae_module import DiscreteVAEModule, DiscreteVAETrainingConfig
+from lightning_dalle.lightning_modules.optimization import OptimizerConfig, ScheduleConfig
 from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule
 from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTrainingConfig
 from tests.rounding import assert_only_rounded
@@ -155,7 +156,10 @@ def test_validation_test_and_prediction_log_and_draw(module: TextToImageModule) 
 
 
 def test_plateau_follows_the_validation_loss_in_a_trainer() -> None:
-    training = TextToImageTrainingConfig(learning_rate=1.0, warmup_steps=1, plateau_interval=2, plateau_patience=0)
+    training = TextToImageTrainingConfig(
+        optimizer=OptimizerConfig(learning_rate=1.0),
+        schedule=ScheduleConfig(name="plateau", warmup_steps=1, plateau_interval=2, plateau_patience=0),
+    )
     module = tiny_module(training=training)
     for parameter in module.network.parameters():
         parameter.requires_grad_(False)

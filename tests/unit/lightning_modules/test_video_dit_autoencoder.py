@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 
 from lightning_dalle.commands.trainer import SuiteCLI
 from lightning_dalle.data.tokenizer import CaptionTokenizer
+from lightning_dalle.lightning_modules.optimization import OptimizerConfig, ScheduleConfig
 from lightning_dalle.lightning_modules.video_autoencoder_module import (
     VideoAutoencoderModule,
     VideoAutoencoderTrainingConfig,
@@ -19,7 +20,6 @@ from lightning_dalle.lightning_modules.video_autoencoder_module import (
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.models.video_autoencoder import CausalVideoAutoencoder, CausalVideoAutoencoderConfig
 from lightning_dalle.ops.rope import RotaryGridConfig
-from lightning_dalle.ops.schedules import CosineSchedule
 from tests.unit.lightning_modules.tiny_video_dit import (
     CAPTIONS,
     NETWORK,
@@ -52,8 +52,10 @@ def loader() -> torch.utils.data.DataLoader[Any]:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of an autoencoder after two steps."""
     torch.manual_seed(5)
-    learning_rate = CosineSchedule(start=1e-2, end=1e-2, steps=2)
-    module = VideoAutoencoderModule(SIZES, VideoAutoencoderTrainingConfig(learning_rate=learning_rate))
+    training = VideoAutoencoderTrainingConfig(
+        optimizer=OptimizerConfig(learning_rate=1e-2, beta2=0.99), schedule=ScheduleConfig()
+    )
+    module = VideoAutoencoderModule(SIZES, training)
     trainer = Trainer(**TRAINER, max_epochs=2)
     trainer.fit(module, loader(), loader())
     path = tmp_path_factory.mktemp("autoencoder") / "autoencoder.ckpt"

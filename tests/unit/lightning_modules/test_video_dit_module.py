@@ -11,8 +11,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging
 
 from lightning_dalle.data.files.bucketing import TokenBuckets
-from lightning_dalle.lightning_modules.video_dit_loss import flow_matching_loss
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
+from lightning_dalle.lightning_modules.video_dit_training import flow_matching_loss
 from lightning_dalle.models.text_encoders import TextEncoder
 from lightning_dalle.models.video_dit import Prediction, VideoDiT
 from lightning_dalle.ops.rope import RotaryGridConfig

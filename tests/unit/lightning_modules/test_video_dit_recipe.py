@@ -40,4 +40,4 @@ def test_recipe_s_arithmetic(recipe: dict[str, Any]) -> None:
     tokens = math.prod(config.rotary.original_max_position_embeddings)
     per_clip = tokens * config.depth * (84 * config.width**2 + 12 * tokens * config.width)
     assert per_clip == pytest.approx(1.2e9, rel=0.05)
-    assert recipe["trainer"]["max_steps"] == parts["training"]["total_steps"]
+    assert recipe["trainer"]["max_steps"] == parts["training"]["schedule"]["total_steps"]

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from lightning_dalle.data.tokenizer import CaptionTokenizer
+from lightning_dalle.lightning_modules.optimization import OptimizerConfig, ScheduleConfig
 from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule
 from lightning_dalle.lightning_modules.text_to_image_training import TextToImageTrainingConfig
 from lightning_dalle.models.discrete_vae import DiscreteVAEConfig
@@ -24,7 +25,9 @@ NETWORK = SparseTransformerConfig(
     convolution_kernel_size=3,
 )
 TRAINING = TextToImageTrainingConfig(
-    learning_rate=1e-2, warmup_steps=2, schedule="cosine", total_steps=30, caption_dropout=0.25
+    optimizer=OptimizerConfig(learning_rate=1e-2, beta2=0.96, weight_decay=4.5e-2),
+    schedule=ScheduleConfig(name="cosine", warmup_steps=2, total_steps=30),
+    caption_dropout=0.25,
 )
 CAPTIONS = ["a red diamond", "a blue square", "two green stars"]
 TRAINER: dict[str, Any] = {

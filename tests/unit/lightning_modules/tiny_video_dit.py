@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_dalle.data.tokenizer import CaptionTokenizer
+from lightning_dalle.lightning_modules.optimization import OptimizerConfig, ScheduleConfig
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTrainingConfig
 from lightning_dalle.models.text_encoders import TextTowerConfig
@@ -25,7 +26,11 @@ NETWORK = VideoDiTConfig(
     rotary=RotaryGridConfig(original_max_position_embeddings=(4, 2, 2)),
 )
 TRAINING = VideoDiTTrainingConfig(
-    clip_size=(4, 8, 8), learning_rate=1e-2, warmup_steps=2, caption_dropout=0.25, first_frame_share=0.5
+    clip_size=(4, 8, 8),
+    optimizer=OptimizerConfig(learning_rate=1e-2, beta2=0.99),
+    schedule=ScheduleConfig(warmup_steps=2),
+    caption_dropout=0.25,
+    first_frame_share=0.5,
 )
 TEXT = TextTowerConfig(depth=1, num_heads=1, head_dim=16, text_tokens=8, vocabulary_size=280)
 CAPTIONS = ["a red diamond", "a blue square", "two green stars"]
