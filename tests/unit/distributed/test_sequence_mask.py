@@ -58,7 +58,7 @@ def test_what_contradicts_itself_is_refused() -> None:
     for rule, length in (("bidirectional", 3), ("causal", -1)):
         with pytest.raises(ValueError, match=rf"prefix_length \({length}\) must be at least 0, and 0 unless rule is"):
             SequenceMask(rule, prefix_length=length)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=f"documents has {LENGTH} positions, but the sequence has length 8"):
+    with pytest.raises(ValueError, match=f"document_ids has {LENGTH} positions, but the sequence has length 8"):
         MASKS["document_ids"].check_length(8)
     with pytest.raises(ValueError, match="rule has 301 positions"):
         MASKS["row"].check_length(302)
