@@ -37,5 +37,5 @@ def test_what_does_not_fit_is_refused() -> None:
         attention(query, query, query, dropout=1)
     with pytest.raises(ValueError, match="layout has 2 ranks, but ring_group has 1 and ulysses_group 1"):
         ContextAttention(SequenceLayout(8, 2), mask)
-    with pytest.raises(ValueError, match=f"documents has {LENGTH} positions, but the sequence has length 8"):
+    with pytest.raises(ValueError, match=f"document_ids has {LENGTH} positions, but the sequence has length 8"):
         ContextAttention(layout, MASKS["document_ids"])
