@@ -21,7 +21,7 @@ from lightning_dalle.ops.random import keyed_generator
 class GenerationCallback(Callback):
     """Takes its turn at every n-th validation of a fit, at each validation or test run, and never in the sanity check.
 
-    Off its turn it does nothing at all.
+    Between its intervals it does nothing at all.
 
     Args:
         every_n_validations: Sampling is slow; validations themselves come by the Trainer's `check_val_every_n_epoch`,

@@ -36,7 +36,7 @@ RATIOS = {
 }
 """What was measured, in float32 on one thread."""
 ALLOWANCE = 2.5
-"""How many times that is borne: other machines and busy ones differ by less, and a blind number format by more."""
+"""How many times that is borne: other machines and busy ones differ by less, a slow number format by more."""
 SIDE = 768
 OPERATIONS_OF_PRODUCT = 2 * SIDE**3
 PRODUCTS = 8

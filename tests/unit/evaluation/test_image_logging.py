@@ -58,8 +58,8 @@ def test_no_caption_leaves_no_text(image: Tensor, tmp_path: Path) -> None:
     assert [path.suffix for path in (tmp_path / "run").rglob("grid*")] == [".png"]
 
 
-class _FigureLogger(Logger):
-    name = "figures"
+class _MetricLogger(Logger):
+    name = "metrics"
     version = 0
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -70,5 +70,5 @@ class _FigureLogger(Logger):
 
 
 def test_logger_without_pictures_and_folder_is_warned_about(image: Tensor) -> None:
-    with pytest.warns(UserWarning, match="_FigureLogger takes no pictures and has no folder: grid is left out"):
-        log_image([_FigureLogger()], "grid", image, step=0)
+    with pytest.warns(UserWarning, match="_MetricLogger takes no pictures and has no folder: grid is left out"):
+        log_image([_MetricLogger()], "grid", image, step=0)

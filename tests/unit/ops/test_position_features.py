@@ -73,7 +73,7 @@ def test_interpolated_ends_lie_on_the_trained_ends() -> None:
     torch.testing.assert_close(halves[::2], _waves(TRAINED), rtol=0, atol=1e-12)
 
 
-def test_a_step_along_each_axis_turns_each_wave_by_its_frequency() -> None:
+def test_a_step_along_each_axis_rotates_each_feature_by_its_frequency() -> None:
     frequencies = position_frequencies(TRAINED, WAVES)
     waves = _waves(TRAINED, base=(100.0,) * 3, coordinate_scale=(2.0,) * 3)
     phases = torch.complex(*waves.chunk(2, dim=-1))
