@@ -104,11 +104,11 @@ class VideoDiTModule(LightningModule):
 
     def uncompressed_parameters(self) -> list[str]:
         """What turns patches into features and back, for strategies that compress gradients."""
-        return ["network.patch_embedding.*", "network.output.*"]
+        return ["network.patch_embedding.*", "network.final_layer.output.*"]
 
     def sequence_plan(self) -> SequencePlan:
         """Where strategies shard the sequence: blocks get local shards; all else, and captions, are whole."""
-        sharded = {"hidden": 1, "cos": 1, "sin": 1, "groups": 1}
+        sharded = {"hidden": 1, "cos": 1, "sin": 1, "modulation_index": 1}
         return SequencePlan(
             inputs={"network.trunk": sharded}, outputs={"network.trunk": 1}, num_heads=self.network.config.num_heads
         )

@@ -65,32 +65,36 @@ def flow_matching_loss(
     known_first: Bool[Tensor, " clips"] | None,
     generator: torch.Generator,
 ) -> Float[Tensor, ""]:
-    """Mean squared error of the network's velocities, over all values that it is not shown already.
+    """Return the mean squared error of the network's velocities, over all values that it is not shown already.
 
     Args:
         known_first: Clips whose first frame is shown.
-        generator: Of the noise, on the clips' device.
+        generator: Draws the noise, on the clips' device.
     """
-    batches = [latents] if isinstance(latents, Tensor) else [clip.unsqueeze(0) for clip in latents]
+    # 1. One form of a batch and of clips of any sizes: segments, each [clips, channels, frames, height, width].
+    segments = [latents] if isinstance(latents, Tensor) else [clip.unsqueeze(0) for clip in latents]
     # Latents kept in 16 bits are widened.
-    wide = torch.promote_types(batches[0].dtype, torch.float32)
-    batches, times = [batch.to(wide) for batch in batches], times.to(wide)
-    sizes = [len(batch) for batch in batches]
-    noise = [torch.randn(batch.shape, generator=generator, dtype=wide, device=batch.device) for batch in batches]
-    points = [interpolate(*part) for part in zip(batches, noise, times.split(sizes), strict=True)]
-    learned = torch.ones_like(times) if known_first is None else 1 - known_first.to(times)
-    # 0 where a first frame is known, [clips, 1, 1, 1, 1]
-    masks = learned.view(-1, 1, 1, 1, 1).split(sizes)
-    for point, batch, mask in zip(points, batches, masks, strict=True):
-        point[:, :, :1] = torch.lerp(batch[:, :, :1], point[:, :, :1], mask)
+    wide = torch.promote_types(segments[0].dtype, torch.float32)
+    segments, times = [segment.to(wide) for segment in segments], times.to(wide)
+    sizes = [len(segment) for segment in segments]
+    # 2. Points between data and noise; a known first frame stays data.
+    noise = [torch.randn(segment.shape, generator=generator, dtype=wide, device=segment.device) for segment in segments]
+    points = list(map(interpolate, segments, noise, times.split(sizes)))
+    is_learned = torch.ones_like(times) if known_first is None else 1 - known_first.to(times)
+    first_weights = is_learned.view(-1, 1, 1, 1, 1).split(sizes)
+    for point, segment, weight in zip(points, segments, first_weights, strict=True):
+        point[:, :, :1] = torch.lerp(segment[:, :, :1], point[:, :, :1], weight)
+    # 3. The network's velocities, in the form in which the latents came.
     shown = points[0] if isinstance(latents, Tensor) else [point.squeeze(0) for point in points]
     outputs = network(shown, times, text, known_first=known_first)
     velocities = [outputs] if isinstance(outputs, Tensor) else [output.unsqueeze(0) for output in outputs]
+    # 4. Sums over all values and their number, so that large clips count as much as their values.
     total, count = times.new_zeros(()), times.new_zeros(())
-    for velocity, batch, fresh, mask in zip(velocities, batches, noise, masks, strict=True):
-        squares = (velocity.to(wide) - velocity_target(batch, fresh)).square()
-        total = total + squares[:, :, 1:].sum() + (mask * squares[:, :, :1]).sum()
-        count = count + squares[:, :, 1:].numel() + mask.sum() * squares[0, :, :1].numel()
+    for velocity, segment, drawn, weight in zip(velocities, segments, noise, first_weights, strict=True):
+        squares = (velocity.to(wide) - velocity_target(segment, drawn)).square()
+        first, rest = squares[:, :, :1], squares[:, :, 1:]
+        total = total + rest.sum() + (weight * first).sum()
+        count = count + rest.numel() + weight.sum() * first[0].numel()
     return total / count.clamp(min=1)
 
 
@@ -101,7 +105,7 @@ def validate_request(
     guidance_scale: float,
     training: VideoDiTTrainingConfig,
 ) -> None:
-    """Refuses what cannot be drawn; warns of guidance that training did not prepare.
+    """Refuse what cannot be drawn; warn of guidance that training did not prepare.
 
     Raises:
         TypeError: If `captions` is one string.

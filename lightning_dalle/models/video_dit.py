@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import silu
 
 from lightning_dalle.models.modes import draw_normal_weights
-from lightning_dalle.models.video_blocks import VideoBlock, VideoTrunk, modulated_norm, select_rows, timestep_embedding
-from lightning_dalle.ops.attention.packing import PackedSegments
+from lightning_dalle.models.video_blocks import (
+    ClipLayout,
+    FinalLayer,
+    TextProjection,
+    TimestepEmbedder,
+    VideoBlock,
+    VideoTrunk,
+    mean_of_words,
+)
 from lightning_dalle.ops.flow_matching import velocity_towards
 from lightning_dalle.ops.patchify import Grid, patchify, token_grid, unpatchify
 from lightning_dalle.ops.rope import (
@@ -124,33 +131,30 @@ class VideoDiT(nn.Module):
         self.config = config
         width = config.width
         self.patch_embedding = nn.Linear(config.patch_features, width)
-        self.text_expand = nn.Linear(config.text_width, width)
-        self.text_contract = nn.Linear(width, width)
-        self.time_expand = nn.Linear(config.time_features, width)
-        self.time_contract = nn.Linear(width, width)
+        self.text_projection = TextProjection(config.text_width, width)
+        self.timestep_embedder = TimestepEmbedder(config.time_features, width)
         self.time_modulation = nn.Linear(width, 6 * width)
         self.text_pooling = nn.Linear(config.text_width, width) if config.pooled_text else None
         self.position_embedding = None
         if config.position_features:
             self.position_embedding = nn.Linear(2 * config.position_features, width, bias=False)
-        kinds = 2 if config.conditioning == "joint" else 1
+        self.num_kinds = 2 if config.conditioning == "joint" else 1
         sizes = config.num_heads, config.head_dim, config.feed_forward_width
-        blocks = (VideoBlock(*sizes, kinds, config.rotary.pairing) for _ in range(config.depth))
+        blocks = (VideoBlock(*sizes, self.num_kinds, config.rotary.pairing) for _ in range(config.depth))
         self.trunk = VideoTrunk(blocks, config.rotary.pairing, config.activation_checkpointing)
-        self.final_modulation = nn.Parameter(torch.zeros(2, width))
-        self.output = nn.Linear(width, config.patch_features)
+        self.final_layer = FinalLayer(width, config.patch_features)
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws N(0, 0.02) weights; biases (the last is of the data's mean), and what modulates or ends, become 0."""
+        """Draw N(0, 0.02) weights; biases (the last is of the data's mean), and what modulates or ends, become 0."""
         draw_normal_weights(self)
         for module in self.modules():
             if isinstance(module, VideoBlock):
                 nn.init.zeros_(module.modulation)
                 if module.text_attention is not None:
                     nn.init.zeros_(module.text_attention.output.weight)
-        for parameter in (self.time_modulation.weight, self.output.weight, self.final_modulation):
+        for parameter in (self.time_modulation.weight, self.final_layer.output.weight, self.final_layer.modulation):
             nn.init.zeros_(parameter)
         if self.text_pooling is not None:
             # Larger than the rest: with weak captions motion was not learned at all.
@@ -159,7 +163,8 @@ class VideoDiT(nn.Module):
             # As large as the embedded noise, beside which positions would else be found late.
             spread = 0.02 * (self.config.patch_features / self.config.position_features) ** 0.5
             nn.init.normal_(self.position_embedding.weight, std=spread)
-        nn.init.constant_(self.output.bias, self.config.data_mean * (1 if self.config.prediction == "clean" else -1))
+        mean = self.config.data_mean
+        nn.init.constant_(self.final_layer.output.bias, mean if self.config.prediction == "clean" else -mean)
 
     def forward(
         self,
@@ -171,13 +176,13 @@ class VideoDiT(nn.Module):
         known_first: Bool[Tensor, " clips"] | None = None,
         policies: Policies | None = None,
     ) -> Tensor | list[Tensor]:
-        """Velocities in the shapes of the clips.
+        """Return velocities in the shapes of the clips.
 
         Args:
             times: 1 is noise, 0 data.
             text: Features of captions; zeros are no caption.
             known_first: Clips whose first frame of tokens is data already, whatever their time.
-            policies: For time, height and width, instead of the configuration's.
+            policies: Positions along time, height and width, instead of the configuration's.
 
         Raises:
             ValueError: If a clip does not fit the patches, or is larger than in training and no policy was chosen; or
@@ -185,55 +190,68 @@ class VideoDiT(nn.Module):
         """
         if not len(clips) == len(times) == len(text):
             raise ValueError(f"clips ({len(clips)}), times ({len(times)}) and text ({len(text)}) must be equally many")
-        batches = [clips] if isinstance(clips, Tensor) else [clip.unsqueeze(0) for clip in clips]
-        grids = [self.token_grid(batch.shape[2:], policies) for batch in batches]
-        in_front = text.shape[1] if self.config.conditioning == "joint" else 0
-        rotation = self._rotation(grids, in_front, policies, text)
-        # The second half of the times is that of what is known.
-        embedded = self._embed_times(times if known_first is None else torch.cat([times, torch.zeros_like(times)]))
-        if self.text_pooling is not None:
-            # Zeros stand behind a caption's end; and a caption that is dropped has no words at all.
-            words = (text != 0).any(dim=-1).sum(dim=1, keepdim=True).clamp(min=1)
-            pooled = self.text_pooling(text.sum(dim=1) / words)
-            embedded = embedded + (pooled if known_first is None else pooled.repeat(2, 1))
-        text = self.text_contract(gelu(self.text_expand(text), approximate="tanh"))  # [clips, text, width]
-        texts = [text] if len(batches) == 1 else list(text.unsqueeze(1))  # each [rows, text, width]
-        tokens = [self.patch_embedding(patchify(batch, self.config.patch_size)) for batch in batches]
-        if self.position_embedding is not None:
-            places = [self.position_embedding(waves) for waves in self._waves(grids, policies, text)]
-            tokens = [torch.add(*pair) for pair in zip(tokens, places, strict=True)]
-        if in_front:
-            tokens = [torch.cat(pair, dim=1) for pair in zip(texts, tokens, strict=True)]
-        groups = None
-        if len(batches) > 1 or in_front or known_first is not None:
-            groups = self._groups(grids, len(times), in_front, known_first, text.device)
-        lengths = tuple(part.shape[1] for part in tokens)
+        # 1. One form of a batch and of clips of any sizes: segments of rows, each [rows, channels, t, h, w].
+        segments = [clips] if isinstance(clips, Tensor) else [clip.unsqueeze(0) for clip in clips]
+        layout = ClipLayout(
+            tuple(self.token_grid(segment.shape[2:], policies) for segment in segments),
+            num_clips=len(times),
+            num_text=text.shape[1],
+            text_in_front=self.config.conditioning == "joint",
+        )
+        index = layout.modulation_index(known_first, text.device)
+        # 2. Conditions: times, with one more for what is known, and captions, as a whole and as words.
+        embedded = self._embed_times(times, text, known_first)  # [rows of the modulation, width]
+        modulation = self.time_modulation(silu(embedded)).unflatten(-1, (6, -1))
+        captions = layout.rows(self.text_projection(text))  # of each segment [rows, text, width]
+        # 3. Tokens of patches that know where they are, of each segment [rows, tokens, width].
+        tokens = self._embed_patches(segments, layout, policies)
+        if layout.text_in_front:
+            tokens = [torch.cat(pair, dim=1) for pair in zip(captions, tokens, strict=True)]
+        rotation = self._rotation(layout, policies, text)
+        # 4. Blocks, on all tokens of a row at once.
         hidden = self.trunk(
             # The identity path is as wide as the weights, whatever autocast says.
             torch.cat(tokens, dim=1).to(self.patch_embedding.weight.dtype),
-            torch.cat(texts, dim=1),
-            self.time_modulation(silu(embedded)).unflatten(-1, (6, -1)),  # [groups, 6, width]
+            torch.cat(captions, dim=1),
+            modulation,
             rotation.cos,
             rotation.sin,
-            groups,
-            PackedSegments(lengths, lengths),
-            PackedSegments(lengths, (text.shape[1],) * len(lengths), of_context=True),
+            index,
+            layout.segments,
+            layout.text_segments,
         )
-        offsets = self.final_modulation + embedded.unsqueeze(1)  # [groups, 2, width]
-        # Text among the tokens is normalised with them, and left out in the end.
-        shift, scale = select_rows(torch.cat([offsets, offsets]) if in_front else offsets, groups)
-        parts = self.output(modulated_norm(hidden, shift, scale)).split(lengths, dim=1)
-        velocities = [
-            unpatchify(part[:, in_front:], grid, self.config.patch_size)
-            for part, grid in zip(parts, grids, strict=True)
+        # 5. Patches again, without the text, as velocities.
+        values = self.final_layer(hidden, embedded, index, self.num_kinds).split(layout.lengths, dim=1)
+        outputs = [
+            unpatchify(part[:, layout.num_in_front :], grid, self.config.patch_size)
+            for part, grid in zip(values, layout.grids, strict=True)
         ]
         if self.config.prediction == "clean":
-            of_each = batches, velocities, times.split([len(batch) for batch in batches])
-            velocities = [velocity_towards(*one) for one in zip(*of_each, strict=True)]
-        return velocities[0] if isinstance(clips, Tensor) else [velocity.squeeze(0) for velocity in velocities]
+            outputs = list(map(velocity_towards, segments, outputs, layout.rows(times)))
+        return outputs[0] if isinstance(clips, Tensor) else [output.squeeze(0) for output in outputs]
+
+    def _embed_times(
+        self, times: Float[Tensor, " clips"], text: Float[Tensor, "clips text text_width"], known_first: Tensor | None
+    ) -> Float[Tensor, "rows width"]:
+        """Return features of the clips' times, and then of time 0 for each if some first frame is known."""
+        embedded = self.timestep_embedder(times if known_first is None else torch.cat([times, torch.zeros_like(times)]))
+        if self.text_pooling is None:
+            return embedded
+        pooled = self.text_pooling(mean_of_words(text))
+        return embedded + (pooled if known_first is None else pooled.repeat(2, 1))
+
+    def _embed_patches(
+        self, segments: Sequence[Float[Tensor, "rows channels _t _h _w"]], layout: ClipLayout, policies: Policies | None
+    ) -> list[Float[Tensor, "rows _tokens width"]]:
+        """Return the tokens of each segment."""
+        tokens = [self.patch_embedding(patchify(segment, self.config.patch_size)) for segment in segments]
+        if self.position_embedding is None:
+            return tokens
+        positions = map(self.position_embedding, self._position_features(layout.grids, policies, tokens[0]))
+        return list(map(torch.add, tokens, positions))
 
     def token_grid(self, size: Sequence[int], policies: Policies | None = None) -> Grid:
-        """Tokens of a clip along time, height and width.
+        """Return the tokens of a clip along time, height and width.
 
         Raises:
             ValueError: If the clip does not fit the patches, or is larger than in training and no policy was chosen.
@@ -252,43 +270,24 @@ class VideoDiT(nn.Module):
         return grid
 
     @torch.compiler.disable
-    def _rotation(
-        self, grids: Sequence[Grid], in_front: int, policies: Policies | None, like: Tensor
-    ) -> RotaryEmbedding:
-        """Of each token, in at least 32 bits, from tables that a compiler would make anew."""
+    def _rotation(self, layout: ClipLayout, policies: Policies | None, like: Tensor) -> RotaryEmbedding:
+        """Return the rotary embedding of a row, in at least 32 bits; a compiler would make its tables anew."""
         chosen = None if policies is None else resolve_policies(policies)
         dtype = torch.promote_types(like.dtype, torch.float32)
         rotary, head_dim = self.config.rotary, self.config.head_dim
-        tables = [grid_rotation(rotary, head_dim, grid, chosen, in_front, dtype, like.device) for grid in grids]
+        tables = [
+            grid_rotation(rotary, head_dim, grid, chosen, layout.num_in_front, dtype, like.device)
+            for grid in layout.grids
+        ]
         return RotaryEmbedding(
             torch.cat([table.cos for table in tables], dim=1), torch.cat([table.sin for table in tables], dim=1)
         )
 
     @torch.compiler.disable
-    def _waves(self, grids: Sequence[Grid], policies: Policies | None, like: Tensor) -> list[Tensor]:
-        """Of the tokens of each clip."""
+    def _position_features(self, grids: Sequence[Grid], policies: Policies | None, like: Tensor) -> list[Tensor]:
+        """Return the Fourier position features of the tokens of each segment."""
         rotary, head_dim = self.config.rotary, self.config.head_dim
         chosen = resolve_policies(rotary.policies if policies is None else policies)
         dtype = self.patch_embedding.weight.dtype
         count = self.config.position_features
         return [position_features(rotary, head_dim, grid, chosen, count, dtype, like.device) for grid in grids]
-
-    @staticmethod
-    def _groups(
-        grids: Sequence[Grid], num_clips: int, in_front: int, known_first: Tensor | None, device: torch.device
-    ) -> Int[Tensor, "rows tokens"]:
-        """Row of the modulation for each token: a clip's time, or that of what is known of it; then those of text."""
-        clips = torch.arange(num_clips, device=device)
-        num_times = num_clips if known_first is None else 2 * num_clips
-        first = clips if known_first is None else torch.where(known_first, num_clips + clips, clips)
-        parts = []
-        for index, (frames, *area) in enumerate(grids):
-            rows = slice(index, index + 1) if len(grids) > 1 else slice(None)
-            tokens = math.prod(area)
-            runs = ((num_times + clips, in_front), (first, tokens), (clips, (frames - 1) * tokens))
-            parts += [group[rows].unsqueeze(1).expand(-1, length) for group, length in runs]
-        return torch.cat(parts, dim=1)
-
-    def _embed_times(self, times: Tensor) -> Tensor:
-        features = timestep_embedding(times, self.config.time_features).to(self.time_expand.weight.dtype)
-        return self.time_contract(silu(self.time_expand(features)))

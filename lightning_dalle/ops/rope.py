@@ -28,7 +28,7 @@ class RotaryEmbedding(NamedTuple):
     phases: Complex[Tensor, "#batch tokens half"] | None = None
 
     def for_many(self, pairing: Pairing) -> "RotaryEmbedding":
-        """The same with `phases`, made once for many calls of `rotate`, where those use them."""
+        """The same with `phases`, made once for many calls of `apply_rotary_emb`, where those use them."""
         # torch.compile makes one pass over memory of plain operations, and not of complex ones.
         if pairing == "half_split" or torch.compiler.is_compiling():
             return self
@@ -42,7 +42,7 @@ def rotary_angles(
     return positions.double().unsqueeze(-1) * frequencies.to(positions.device)
 
 
-def rotate(
+def apply_rotary_emb(
     features: Float[Tensor, "batch heads tokens head_dim"], rotation: RotaryEmbedding, pairing: Pairing = "interleaved"
 ) -> Float[Tensor, "batch heads tokens head_dim"]:
     """Queries or keys turned pair by pair; scores then depend on differences of positions alone."""

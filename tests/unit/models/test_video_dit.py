@@ -228,7 +228,9 @@ def test_compiled_network_gives_the_same_with_its_gradients(monkeypatch: pytest.
     compiled = torch.compile(network, backend="eager")
     expected, output = network(*_clips()), compiled(*_clips())
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-10)
-    gradients = [torch.autograd.grad(result.sum(), network.output.weight)[0] for result in (output, expected)]
+    gradients = [
+        torch.autograd.grad(result.sum(), network.final_layer.output.weight)[0] for result in (output, expected)
+    ]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
 
 

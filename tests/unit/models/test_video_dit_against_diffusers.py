@@ -28,12 +28,12 @@ CONFIG = VideoDiTConfig(
 # Ours by theirs; of lists, theirs one after another.
 OUTER = {
     "patch_embedding": "patch_embedding",
-    "text_expand": "condition_embedder.text_embedder.linear_1",
-    "text_contract": "condition_embedder.text_embedder.linear_2",
-    "time_expand": "condition_embedder.time_embedder.linear_1",
-    "time_contract": "condition_embedder.time_embedder.linear_2",
+    "text_projection.fc1": "condition_embedder.text_embedder.linear_1",
+    "text_projection.fc2": "condition_embedder.text_embedder.linear_2",
+    "timestep_embedder.fc1": "condition_embedder.time_embedder.linear_1",
+    "timestep_embedder.fc2": "condition_embedder.time_embedder.linear_2",
     "time_modulation": "condition_embedder.time_proj",
-    "output": "proj_out",
+    "final_layer.output": "proj_out",
 }
 BLOCK: dict[str, list[str]] = {
     "attention.query_key_value": ["attn1.to_q", "attn1.to_k", "attn1.to_v"],
@@ -42,8 +42,8 @@ BLOCK: dict[str, list[str]] = {
     "text_attention.query": ["attn2.to_q"],
     "text_attention.key_value": ["attn2.to_k", "attn2.to_v"],
     "text_attention.output": ["attn2.to_out.0"],
-    "expand": ["ffn.net.0.proj"],
-    "contract": ["ffn.net.2"],
+    "fc1": ["ffn.net.0.proj"],
+    "fc2": ["ffn.net.2"],
 }
 GAINS = {"attention.{}_norm": "attn1.norm_{}", "text_attention.{}_norm": "attn2.norm_{}"}
 
@@ -81,8 +81,11 @@ def _weights(theirs: dict[str, Tensor], depth: int) -> dict[str, Tensor]:
     weights["patch_embedding.weight"] = weights["patch_embedding.weight"].flatten(1)
     # There features of a patch end with the channel, here they begin with it.
     order = torch.arange(4 * 4).view(4, 4).T.flatten()
-    weights["output.weight"], weights["output.bias"] = weights["output.weight"][order], weights["output.bias"][order]
-    weights["final_modulation"] = theirs["scale_shift_table"].squeeze(0)
+    weights["final_layer.output.weight"], weights["final_layer.output.bias"] = (
+        weights["final_layer.output.weight"][order],
+        weights["final_layer.output.bias"][order],
+    )
+    weights["final_layer.modulation"] = theirs["scale_shift_table"].squeeze(0)
     for number in range(depth):
         block = _block_weights(theirs, f"blocks.{number}.")
         weights.update({f"trunk.blocks.{number}.{name}": weight for name, weight in block.items()})

@@ -13,12 +13,12 @@ from lightning_dalle.ops.rope import (
     Pairing,
     RotaryEmbedding,
     RotaryGridConfig,
+    apply_rotary_emb,
     grid_angles,
     grid_coordinates,
     grid_rotation,
     half_split_order,
     rotary_angles,
-    rotate,
 )
 from lightning_dalle.ops.rope_scaling import rotary_frequencies
 
@@ -34,7 +34,7 @@ def _tensor(values: Any) -> torch.Tensor:
 
 def _turned(vector: torch.Tensor, angles: torch.Tensor, pairing: Pairing = "interleaved") -> torch.Tensor:
     rotation = RotaryEmbedding(angles.cos().view(1, 1, -1), angles.sin().view(1, 1, -1))
-    return rotate(vector.view(1, 1, 1, -1), rotation, pairing).flatten()
+    return apply_rotary_emb(vector.view(1, 1, 1, -1), rotation, pairing).flatten()
 
 
 def _score_1d(query_position: float, key_position: float, pairing: Pairing) -> float:
@@ -100,7 +100,7 @@ def test_scores_depend_on_relative_positions_and_norms_stay(
     for places in (coordinates, coordinates + _tensor(shift)):
         angles = grid_angles(places, AXES, head_dim, (2, 3, 4))[0].unsqueeze(0)
         rotation = RotaryEmbedding(angles.cos(), angles.sin())
-        turned = rotate(query, rotation, pairing), rotate(key, rotation, pairing)
+        turned = apply_rotary_emb(query, rotation, pairing), apply_rotary_emb(key, rotation, pairing)
         torch.testing.assert_close(turned[0].norm(dim=-1), query.norm(dim=-1), rtol=1e-12, atol=0)
         scores.append(turned[0] @ turned[1].mT)
     torch.testing.assert_close(scores[0], scores[1], rtol=0, atol=1e-10)
@@ -110,21 +110,21 @@ def test_scores_depend_on_relative_positions_and_norms_stay(
 def test_pairings_differ_by_the_permutation_alone() -> None:
     features = torch.randn(2, 3, 24, 64, dtype=torch.float64)
     rotation, order = grid_rotation(AXES, 64, (2, 3, 4)), half_split_order(64)
-    half_split = rotate(features[..., order], rotation, "half_split")
-    interleaved = rotate(features, rotation, "interleaved")
+    half_split = apply_rotary_emb(features[..., order], rotation, "half_split")
+    interleaved = apply_rotary_emb(features, rotation, "interleaved")
     torch.testing.assert_close(half_split, interleaved[..., order], rtol=0, atol=0)
     torch.testing.assert_close(half_split[..., order.argsort()], interleaved, rtol=0, atol=0)
-    assert not torch.allclose(rotate(features, rotation, "half_split"), interleaved)
+    assert not torch.allclose(apply_rotary_emb(features, rotation, "half_split"), interleaved)
     for pairing in PAIRINGS:
         prepared = rotation.for_many(pairing)
         assert (prepared.phases is None) == (pairing == "half_split")
-        assert torch.equal(rotate(features, prepared, pairing), rotate(features, rotation, pairing))
+        assert torch.equal(apply_rotary_emb(features, prepared, pairing), apply_rotary_emb(features, rotation, pairing))
 
 
 def test_text_in_front_stays_unrotated() -> None:
     features = torch.randn(1, 2, 5 + 24, 64)
     rotation = grid_rotation(AXES, 64, (2, 3, 4), None, 5, torch.float32)
-    turned = rotate(features, rotation)
+    turned = apply_rotary_emb(features, rotation)
     assert torch.equal(turned[:, :, :5], features[:, :, :5])
     assert not torch.allclose(turned[:, :, 6:], features[:, :, 6:])
 
@@ -138,11 +138,11 @@ def test_angles_are_wide_under_any_autocast(dtype: torch.dtype) -> None:
         # Odd numbers above 256 are none in bfloat16.
         far = rotary_angles(torch.tensor([1023]), torch.ones(1).double())
         inside = grid_rotation(AXES, 32, (2, 3, 4), dtype=torch.float32)
-        turned = rotate(features, inside)
+        turned = apply_rotary_emb(features, inside)
     assert float(far) == 1023
     assert all(torch.equal(one, other) for one, other in zip(inside[:2], outside[:2], strict=True))
     assert turned.dtype == dtype
-    torch.testing.assert_close(turned, rotate(features.double(), inside).to(dtype))
+    torch.testing.assert_close(turned, apply_rotary_emb(features.double(), inside).to(dtype))
 
 
 def test_table_is_built_once_and_outlives_inference_mode() -> None:
@@ -152,7 +152,7 @@ def test_table_is_built_once_and_outlives_inference_mode() -> None:
     assert grid_rotation(AXES, 32, (2, 3, 4)) is table
     assert not table.cos.is_inference()
     features = torch.randn(1, 1, 24, 32, dtype=torch.float64, requires_grad=True)
-    rotate(features, table).sum().backward()
+    apply_rotary_emb(features, table).sum().backward()
     assert features.grad is not None
 
 
