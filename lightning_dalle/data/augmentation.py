@@ -4,6 +4,7 @@ All take an RGB image of any size and give a square one. The generator is the on
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt8
@@ -109,6 +110,7 @@ def middle_square(image: Image, target_size: int) -> UInt8[np.ndarray, "3 target
     return middle_window(image, (target_size, target_size))
 
 
+AugmentationName = Literal["none", "discrete_vae", "text_to_image"]
 AUGMENTATIONS: dict[str, Augmentation | None] = {
     "none": None,
     "discrete_vae": discrete_vae_augmentation,

@@ -1,14 +1,13 @@
-"""Datasets of captioned samples, seen from their sources."""
+"""Captioned samples: a source says what they are, a transform what becomes of them."""
 
-from abc import ABC, abstractmethod
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch.utils.data import Dataset
 
-from lightning_dalle.data.augmentation import Augmentation, middle_square
+from lightning_dalle.data.augmentation import augmentation_named, middle_square
 from lightning_dalle.data.tokenizer import CaptionTokenizer
 from lightning_dalle.ops.random import keyed_numpy_generator
 
@@ -22,7 +21,7 @@ class CaptionedSource(Protocol):
     def __len__(self) -> int: ...
 
     def caption(self, index: int) -> str:
-        """The caption alone."""
+        """Return the caption alone."""
         ...
 
 
@@ -31,78 +30,16 @@ class NegativeCaptionSource(Protocol):
     """A source that knows what a sample nearly shows."""
 
     def negative_caption(self, index: int) -> str:
-        """A text that differs little from the caption and is wrong, for contrastive training."""
+        """Return a text that differs little from the caption and is wrong, for contrastive training."""
         ...
-
-
-class CaptionedDataset(Dataset, ABC):
-    """Captions, their ids if there is a tokenizer, wrong ones if the source has them, and what the subclass adds.
-
-    Indexed by (epoch, index), or by an index alone outside of training.
-    """
-
-    def __init__(
-        self,
-        source: CaptionedSource,
-        *,
-        seed: int = 0,
-        tokenizer: CaptionTokenizer | None = None,
-        text_tokens: int = 256,
-        dropout: float = 0.0,
-    ) -> None:
-        self.seed = seed
-        self.tokenizer = tokenizer
-        self.text_tokens = text_tokens
-        self.dropout = dropout
-        self._length = len(source)
-        self._negatives = source if isinstance(source, NegativeCaptionSource) else None
-
-    def __len__(self) -> int:
-        return self._length
-
-    @abstractmethod
-    def content(self, epoch: int, index: int) -> dict[str, Any]:
-        """The caption, and what it describes."""
-
-    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
-        epoch, index = key if isinstance(key, tuple) else (0, key)
-        sample = self.content(epoch, index)
-        if self._negatives is not None:
-            sample["negative_caption"] = self._negatives.negative_caption(index)
-        if self.tokenizer is not None:
-            generator = keyed_numpy_generator(self.seed, epoch, index, DROPOUT)
-            seed = int(generator.integers(2**62)) if self.dropout else None
-            sample["text_tokens"] = self.tokenizer.encode([sample["caption"]], self.text_tokens, self.dropout, seed)[0]
-        return sample
 
 
 class ImageSource(CaptionedSource, Protocol):
     """Where images and captions come from; the same each time they are asked for."""
 
     def sample(self, index: int) -> tuple[UInt8[np.ndarray, "3 height width"], str]:
-        """The image at its own size, and its caption."""
+        """Return the image at its own size, and its caption."""
         ...
-
-
-class CaptionedImageDataset(CaptionedDataset):
-    """Images cropped to size; without augmentation an image is its middle square, resized."""
-
-    def __init__(
-        self, source: ImageSource, image_size: int, *, augmentation: Augmentation | None = None, **captions: Any
-    ) -> None:
-        super().__init__(source, **captions)
-        self.source = source
-        self.image_size = image_size
-        self.augmentation = augmentation
-
-    def content(self, epoch: int, index: int) -> dict[str, Any]:
-        """The image and its caption."""
-        image, caption = self.source.sample(index)
-        if self.augmentation is None:
-            image = middle_square(image, self.image_size)
-        else:
-            image = self.augmentation(image, self.image_size, keyed_numpy_generator(self.seed, epoch, index, CROP))
-        return {"image": torch.from_numpy(image), "caption": caption}
 
 
 class ClipSource(CaptionedSource, Protocol):
@@ -111,20 +48,101 @@ class ClipSource(CaptionedSource, Protocol):
     def clip(
         self, index: int, generator: np.random.Generator | None
     ) -> tuple[UInt8[np.ndarray, "3 frames height width"], str]:
-        """The clip and its caption; the generator chooses what part of a longer one is taken, None takes its middle."""
+        """Return the clip and its caption; the generator chooses the part of a longer one, None takes its middle."""
         ...
 
 
-class CaptionedClipDataset(CaptionedDataset):
-    """Clips of a source, cropped at random in training and in the middle elsewhere."""
+Source = TypeVar("Source", bound=CaptionedSource, contravariant=True)
 
-    def __init__(self, source: ClipSource, *, random_cuts: bool = False, **captions: Any) -> None:
-        super().__init__(source, **captions)
-        self.source = source
-        self.random_cuts = random_cuts
 
-    def content(self, epoch: int, index: int) -> dict[str, Any]:
-        """The clip and its caption."""
-        generator = keyed_numpy_generator(self.seed, epoch, index, CROP) if self.random_cuts else None
-        clip, caption = self.source.clip(index, generator)
+class Transform(Protocol[Source]):
+    """What becomes of a sample of a source: a mapping with a `caption`, and what it describes."""
+
+    def __call__(self, source: Source, index: int, generator: np.random.Generator | None) -> dict[str, Any]:
+        """Return the sample; without a generator, which is that of training, nothing is random."""
+        ...
+
+
+class ImageTransform:
+    """Images cropped to squares: the middle of each, or in training what an augmentation takes.
+
+    Args:
+        image_size: Side of the squares in pixels.
+        augmentation: Name of an augmentation; `discrete_vae` and `text_to_image` are the paper's listings 1 and 2.
+
+    Raises:
+        ValueError: If the size is below 1, or there is no such augmentation.
+    """
+
+    def __init__(self, image_size: int, augmentation: str = "none") -> None:
+        if image_size < 1:
+            raise ValueError(f"image_size ({image_size}) must be at least 1")
+        self.image_size = image_size
+        self.augmentation = augmentation_named(augmentation)
+
+    def __call__(self, source: ImageSource, index: int, generator: np.random.Generator | None) -> dict[str, Any]:
+        """Return `image`, uint8 [3, S, S], and `caption`."""
+        image, caption = source.sample(index)
+        if generator is None or self.augmentation is None:
+            image = middle_square(image, self.image_size)
+        else:
+            image = self.augmentation(image, self.image_size, generator)
+        return {"image": torch.from_numpy(image), "caption": caption}
+
+
+class ClipTransform:
+    """Clips as their source gives them, cropped at random from longer ones in training."""
+
+    def __call__(self, source: ClipSource, index: int, generator: np.random.Generator | None) -> dict[str, Any]:
+        """Return `video`, uint8 [3, T, H, W], and `caption`."""
+        clip, caption = source.clip(index, generator)
         return {"video": torch.from_numpy(clip), "caption": caption}
+
+
+class CaptionedDataset(Dataset, Generic[Source]):
+    """Samples of a source, transformed, with caption ids if there is a tokenizer, and wrong captions if there are such.
+
+    Indexed by (epoch, index), or by an index alone outside of training.
+
+    Args:
+        training: Whether the transform may be random.
+        bpe_dropout: Share of merges that the tokenizer skips.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        transform: Transform[Source],
+        *,
+        training: bool = False,
+        seed: int = 0,
+        tokenizer: CaptionTokenizer | None = None,
+        text_tokens: int = 256,
+        bpe_dropout: float = 0.0,
+    ) -> None:
+        self.source = source
+        self.transform = transform
+        self.training = training
+        self.seed = seed
+        self.tokenizer = tokenizer
+        self.text_tokens = text_tokens
+        self.bpe_dropout = bpe_dropout
+        self._length = len(source)
+        self._negatives = source if isinstance(source, NegativeCaptionSource) else None
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
+        epoch, index = key if isinstance(key, tuple) else (0, key)
+        generator = keyed_numpy_generator(self.seed, epoch, index, CROP) if self.training else None
+        sample = self.transform(self.source, index, generator)
+        if self._negatives is not None:
+            sample["negative_caption"] = self._negatives.negative_caption(index)
+        if self.tokenizer is not None:
+            seed = None
+            if self.bpe_dropout:
+                seed = int(keyed_numpy_generator(self.seed, epoch, index, DROPOUT).integers(2**62))
+            (ids,) = self.tokenizer.encode([sample["caption"]], self.text_tokens, self.bpe_dropout, seed)
+            sample["text_tokens"] = ids
+        return sample

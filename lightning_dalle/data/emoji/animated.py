@@ -11,16 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
-from lightning_dalle.data.base import CaptionedVideoDataModule, NameSplitDataModule
+from lightning_dalle.data.base import CaptionedDataModule, check_clip_size
 from lightning_dalle.data.cache import cache_folder, cached_arrays
+from lightning_dalle.data.datasets import ClipTransform
 from lightning_dalle.data.emoji.openmoji import emoji_names
 from lightning_dalle.data.files.decoding import decode_loop
-from lightning_dalle.data.splits import split_indices
+from lightning_dalle.data.splits import check_val_share, split_indices
 
 ATTRIBUTION = (
     "Animated emojis by Microsoft (Fluent Emoji), packaged by LobeHub (https://github.com/lobehub/fluent-emoji). "
@@ -173,7 +173,7 @@ class ClipArraySource:
         return self.clips[index], self.captions[index]
 
 
-class AnimatedEmojiDataModule(NameSplitDataModule, CaptionedVideoDataModule):
+class AnimatedEmojiDataModule(CaptionedDataModule):
     """Fluent emoji that move and have a name, each one turn of its loop, on white.
 
     By Microsoft, packaged by LobeHub, MIT: show `animated.ATTRIBUTION` with them. They are fetched once
@@ -182,18 +182,46 @@ class AnimatedEmojiDataModule(NameSplitDataModule, CaptionedVideoDataModule):
     Splits are `train`, `val`, and `all`, both together in the order of code points.
 
     Args:
+        frames: Frames of every clip; height and width in pixels.
         val_share: Share of the emoji kept for validation, chosen by a hash of the name.
         cache: Folder of the archive and of the decoded clips; `LIGHTNING_DALLE_CACHE` or the user's cache folder if
             None.
-        settings: See `CaptionedVideoDataModule`.
+        batch_size: As all that follow, see `CaptionedDataModule`.
 
     Raises:
         ValueError: a setting is out of its range; the message names it.
         FileNotFoundError: from `setup` on, if the archive was not fetched.
     """
 
-    def __init__(self, *, val_share: float = 0.05, cache: str | Path | None = None, **settings: Any) -> None:
-        super().__init__(val_share=val_share, **settings)
+    splits = ("train", "val", "all")
+    sample_name = "clips"
+
+    def __init__(
+        self,
+        *,
+        frames: int = 8,
+        height: int = 32,
+        width: int = 32,
+        val_share: float = 0.05,
+        cache: str | Path | None = None,
+        batch_size: int = 64,
+        tokenizer: str | Path | None = None,
+        text_tokens: int = 256,
+        bpe_dropout: float = 0.1,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            ClipTransform(),
+            batch_size=batch_size,
+            tokenizer=tokenizer,
+            text_tokens=text_tokens,
+            bpe_dropout=bpe_dropout,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        self.frames, self.height, self.width = check_clip_size(frames, height, width)
+        self.val_share = check_val_share(val_share)
         if self.frames < 2:
             raise ValueError(f"frames ({self.frames}) must be at least 2: one frame does not move")
         self.cache = cache
@@ -208,7 +236,8 @@ class AnimatedEmojiDataModule(NameSplitDataModule, CaptionedVideoDataModule):
         """How many emoji of the package were left out, by the reason."""
         return Counter(self._skipped)
 
-    def _load(self) -> dict[str, ClipArraySource]:
+    def load_sources(self, split: str) -> dict[str, ClipArraySource]:
+        """Decode all splits."""
         emoji = load_animated_emoji(self.frames, self.height, self.width, self.cache)
         self._skipped = emoji.skipped
         return {

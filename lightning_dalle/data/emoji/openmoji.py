@@ -3,15 +3,16 @@
 import importlib.metadata
 import io
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from lightning_dalle.data.base import CaptionedImageDataModule, NameSplitDataModule
+from lightning_dalle.data.augmentation import AugmentationName
+from lightning_dalle.data.base import CaptionedDataModule
 from lightning_dalle.data.cache import cached_arrays
-from lightning_dalle.data.splits import split_indices
+from lightning_dalle.data.datasets import ImageTransform
+from lightning_dalle.data.splits import check_val_share, split_indices
 from lightning_dalle.optional import require
 
 
@@ -112,21 +113,26 @@ class ArraySource:
         return self.images[index], self.captions[index]
 
 
-class OpenMojiDataModule(NameSplitDataModule, CaptionedImageDataModule):
+class OpenMojiDataModule(CaptionedDataModule):
     """Emoji without skin tones, on white. By OpenMoji, CC BY-SA 4.0: show `openmoji.ATTRIBUTION` with them.
 
     Splits are `train`, `val`, and `all`, both together in the order of code points.
 
     Args:
+        image_size: Side of the images in pixels.
         render_size: Side at which they are drawn; `image_size` if None. A larger one gives augmentation room to crop.
         val_share: Share of the emoji kept for validation, chosen by a hash of the name.
         cache: Folder for the drawn pictures; `LIGHTNING_DALLE_CACHE` or the user's cache folder if None.
-        settings: See `CaptionedImageDataModule`.
+        augmentation: Augmentation of training images; see `ImageTransform`.
+        batch_size: As all that follow, see `CaptionedDataModule`.
 
     Raises:
         ModuleNotFoundError: the extra `quickstart` is not installed.
         ValueError: a setting is out of its range; the message names it.
     """
+
+    splits = ("train", "val", "all")
+    sample_name = "emoji"
 
     def __init__(
         self,
@@ -135,9 +141,25 @@ class OpenMojiDataModule(NameSplitDataModule, CaptionedImageDataModule):
         render_size: int | None = None,
         val_share: float = 0.05,
         cache: str | Path | None = None,
-        **settings: Any,
+        augmentation: AugmentationName = "none",
+        batch_size: int = 64,
+        tokenizer: str | Path | None = None,
+        text_tokens: int = 256,
+        bpe_dropout: float = 0.1,
+        num_workers: int = 0,
+        seed: int = 0,
     ) -> None:
-        super().__init__(image_size=image_size, val_share=val_share, **settings)
+        super().__init__(
+            ImageTransform(image_size, augmentation),
+            batch_size=batch_size,
+            tokenizer=tokenizer,
+            text_tokens=text_tokens,
+            bpe_dropout=bpe_dropout,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        self.image_size = image_size
+        self.val_share = check_val_share(val_share)
         self.render_size = render_size or image_size
         self.cache = cache
 
@@ -145,7 +167,8 @@ class OpenMojiDataModule(NameSplitDataModule, CaptionedImageDataModule):
         """Draw them once per machine."""
         load_open_moji(self.render_size, self.cache)
 
-    def _load(self) -> dict[str, ArraySource]:
+    def load_sources(self, split: str) -> dict[str, ArraySource]:
+        """Draw all splits."""
         images, captions = load_open_moji(self.render_size, self.cache)
         return {
             split: ArraySource(images[indices], [captions[index] for index in indices])

@@ -137,6 +137,10 @@ class FileScan:
             for split, chosen in (("train", ~validation), ("val", validation))
         }
 
+    def skipped(self) -> Counter[str]:
+        """Return how many samples were left out so far, by the reason; those that are found broken later are added."""
+        return self.filtered + Counter({"unusable": len(self.broken.problems)})
+
     def _check(self) -> None:
         num_broken = len(self.broken.problems)
         self.broken.check(total=len(self.files) + num_broken)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt8
 
-from lightning_dalle.data.base import CaptionedVideoDataModule, ClipBatches, NameSplitDataModule
-from lightning_dalle.data.datasets import CaptionedDataset
+from lightning_dalle.data.base import CaptionedDataModule, ClipBatches, check_clip_size
+from lightning_dalle.data.datasets import CaptionedDataset, ClipTransform
 from lightning_dalle.data.files.bucketing import MixedSizes, Size, TokenBuckets
 from lightning_dalle.data.files.decoding import CLIP_SUFFIXES, ClipShape, clip_extent, decode_clip
 from lightning_dalle.data.files.samples import Part
@@ -23,6 +23,7 @@ from lightning_dalle.data.files.scan import (
     check_broken_share,
     existing_path,
 )
+from lightning_dalle.data.splits import check_val_share
 
 
 class ClipFilesSource(FilesSource):
@@ -73,7 +74,7 @@ class ClipFilesSource(FilesSource):
         return self._sizes.get(part, self.clip_shape.size)
 
 
-class CaptionedVideosDataModule(NameSplitDataModule, CaptionedVideoDataModule):
+class CaptionedVideosDataModule(CaptionedDataModule):
     """Clips (.mp4, .webm, .mov, .mkv, .webp, .gif) with captions in .txt or in the entry `caption` of .json files.
 
     A clip and its caption have the same name. What cannot be used (a broken clip, no caption or an empty one, the rest
@@ -90,6 +91,7 @@ class CaptionedVideosDataModule(NameSplitDataModule, CaptionedVideoDataModule):
 
     Args:
         path: A folder of such files, subfolders included, or of .tar shards; or one shard.
+        frames: Frames of every clip; height and width in pixels.
         frame_rate: Frames per second that are taken; a clip must last for `frames` of them, without `max_tokens`.
         max_tokens: Of a batch, in place of `batch_size`; a clip with more is left out. None makes all clips one size.
         token_size: Frames, rows and columns that make a token: the network's `patch_size`, times the compression of an
@@ -98,7 +100,7 @@ class CaptionedVideosDataModule(NameSplitDataModule, CaptionedVideoDataModule):
         first_frame_alone: Pack clips of a frame more than whole tokens, as causal autoencoders take them.
         val_share: Share of the samples kept for validation, chosen by a hash of the name.
         max_broken_share: An unusable share above this is an error. A damaged shard counts as one sample.
-        settings: See `CaptionedVideoDataModule`.
+        batch_size: As all that follow, see `CaptionedDataModule`.
 
     Raises:
         ValueError: a setting is out of its range; the message names it.
@@ -107,10 +109,15 @@ class CaptionedVideosDataModule(NameSplitDataModule, CaptionedVideoDataModule):
         SampleError: from `setup` on, if there are no samples, or too many are unusable.
     """
 
+    sample_name = "clips"
+
     def __init__(
         self,
         *,
         path: str | Path,
+        frames: int = 8,
+        height: int = 32,
+        width: int = 32,
         frame_rate: float = 8.0,
         val_share: float = 0.05,
         max_broken_share: float = 0.05,
@@ -118,9 +125,24 @@ class CaptionedVideosDataModule(NameSplitDataModule, CaptionedVideoDataModule):
         token_size: Size = (1, 1, 1),
         buckets: Sequence[Size] | None = None,
         first_frame_alone: bool = False,
-        **settings: Any,
+        batch_size: int = 64,
+        tokenizer: str | Path | None = None,
+        text_tokens: int = 256,
+        bpe_dropout: float = 0.1,
+        num_workers: int = 0,
+        seed: int = 0,
     ) -> None:
-        super().__init__(val_share=val_share, **settings)
+        super().__init__(
+            ClipTransform(),
+            batch_size=batch_size,
+            tokenizer=tokenizer,
+            text_tokens=text_tokens,
+            bpe_dropout=bpe_dropout,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        self.frames, self.height, self.width = check_clip_size(frames, height, width)
+        self.val_share = check_val_share(val_share)
         self.path = existing_path(path, "clip")
         if frame_rate <= 0:
             raise ValueError(f"frame_rate ({frame_rate}) must be above 0, such as 8 frames a second")
@@ -139,14 +161,11 @@ class CaptionedVideosDataModule(NameSplitDataModule, CaptionedVideoDataModule):
         self._scan: FileScan | None = None
 
     def skipped(self) -> Counter[str]:
-        """How many clips were left out so far, by the reason; those that are found broken later are added."""
-        if self._scan is None:
-            return Counter()
-        unusable = len(self._scan.broken.problems)
-        return self._scan.filtered + Counter({"unusable": unusable})
+        """Return how many clips were left out so far, by the reason; those that are found broken later are added."""
+        return Counter() if self._scan is None else self._scan.skipped()
 
     def report(self) -> str:
-        """How many clips each split takes, and how many were left out and why; of several sizes, how many of each.
+        """Return how many clips each split takes, how many were left out and why; of several sizes, how many of each.
 
         Raises:
             ValueError: of several sizes, no batch is left of a split.
@@ -157,13 +176,14 @@ class CaptionedVideosDataModule(NameSplitDataModule, CaptionedVideoDataModule):
         lines = [f"{split}, {line}" for split, each in batches.items() for line in each.report().splitlines()]
         return "\n".join([super().report(), *lines])
 
-    def _load(self) -> dict[str, ClipFilesSource]:
+    def load_sources(self, split: str) -> dict[str, ClipFilesSource]:
+        """Find the clips of both splits."""
         self._scan = FileScan(self.path, "clip", CLIP_SUFFIXES, self._rejects, self.max_broken_share)
         return self._scan.splits(
             lambda files, broken: ClipFilesSource(list(files), broken, self.clip_shape, self._sizes), self.val_share
         )
 
-    def _samples(self, split: str, training: bool = False) -> tuple[CaptionedDataset | ClipBatches, int | None]:
+    def _samples(self, split: str, training: bool = False) -> tuple[CaptionedDataset[Any] | ClipBatches, int | None]:
         if self._mixed is None:
             return super()._samples(split, training)
         return ClipBatches(self.dataset(split, training=training), self._token_buckets(split, training)), None

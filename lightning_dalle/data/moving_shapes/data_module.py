@@ -1,12 +1,13 @@
 """Clips of moving shapes with exact captions, and motions that training never shows."""
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
 
-from lightning_dalle.data.base import CaptionedVideoDataModule
+from lightning_dalle.data.base import CaptionedDataModule, check_clip_size
+from lightning_dalle.data.datasets import ClipTransform
 from lightning_dalle.data.moving_shapes.motions import (
     ShapeMotion,
     check_clip_shape,
@@ -44,46 +45,66 @@ class MotionsSource:
         return draw_motion(self.motions[index], self._corners[index], *self.clip_shape), self.caption(index)
 
 
-class MovingShapesDataModule(CaptionedVideoDataModule):
+class MovingShapesDataModule(CaptionedDataModule):
     """Clips of one shape that moves in one direction, which `moving_shapes_oracle` reads back.
 
     The split `held_out` has one clip of each motion that is never trained on, the same ones for every seed;
     `Trainer.test` and `Trainer.predict` see it. `train` and `val` show different clips of the same motions.
 
     Args:
+        frames: Frames of every clip; height and width in pixels.
         num_train: Training clips, their motions drawn uniformly.
         num_val: Validation clips.
-        settings: See `CaptionedVideoDataModule`.
+        batch_size: As all that follow, see `CaptionedDataModule`.
 
     Raises:
         ValueError: a setting is out of its range; the message names it.
     """
 
+    splits = ("train", "val", "held_out")
     test_split = "held_out"
+    sample_name = "clips"
 
-    def __init__(self, *, num_train: int = 50_000, num_val: int = 1_000, **settings: Any) -> None:
-        super().__init__(**settings)
-        check_clip_shape(self.frames, self.height, self.width)
+    def __init__(
+        self,
+        *,
+        frames: int = 8,
+        height: int = 32,
+        width: int = 32,
+        num_train: int = 50_000,
+        num_val: int = 1_000,
+        batch_size: int = 64,
+        tokenizer: str | Path | None = None,
+        text_tokens: int = 256,
+        bpe_dropout: float = 0.1,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            ClipTransform(),
+            batch_size=batch_size,
+            tokenizer=tokenizer,
+            text_tokens=text_tokens,
+            bpe_dropout=bpe_dropout,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        self.frames, self.height, self.width = check_clip_size(frames, height, width)
+        check_clip_shape(frames, height, width)
         for name, value in (("num_train", num_train), ("num_val", num_val)):
             if value < 1:
                 raise ValueError(f"{name} ({value}) must be at least 1")
         self._num_clips = {"train": num_train, "val": num_val}
-        self._sources: dict[str, MotionsSource] = {}
 
-    def source(self, split: str) -> MotionsSource:
-        """The clips of `train`, `val` or `held_out`."""
-        if split not in _SPLIT_KEYS:
-            raise ValueError(f"split ({split!r}) must be one of {', '.join(_SPLIT_KEYS)}")
-        if split not in self._sources:
-            generator = keyed_numpy_generator(self.seed, _SPLIT_KEYS[split])
-            motions: Sequence[ShapeMotion] = held_out_motions()
-            if split != "held_out":
-                pool = trained_motions()
-                drawn = generator.integers(len(pool), size=self._num_clips[split])
-                motions = [pool[place] for place in drawn.tolist()]
-            clip_shape = (self.frames, self.height, self.width)
-            self._sources[split] = MotionsSource(motions, clip_shape, generator)
-        return self._sources[split]
+    def load_sources(self, split: str) -> dict[str, MotionsSource]:
+        """Draw the motions of one split."""
+        generator = keyed_numpy_generator(self.seed, _SPLIT_KEYS[split])
+        motions: Sequence[ShapeMotion] = held_out_motions()
+        if split != "held_out":
+            pool = trained_motions()
+            drawn = generator.integers(len(pool), size=self._num_clips[split])
+            motions = [pool[index] for index in drawn.tolist()]
+        return {split: MotionsSource(motions, (self.frames, self.height, self.width), generator)}
 
     def held_out_captions(self) -> list[str]:
         """Captions that describe no training clip."""

@@ -1,12 +1,14 @@
 """Drawn shapes with exact captions, and compositions that training never shows."""
 
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
 
-from lightning_dalle.data.base import CaptionedImageDataModule
+from lightning_dalle.data.augmentation import AugmentationName
+from lightning_dalle.data.base import CaptionedDataModule
+from lightning_dalle.data.datasets import ImageTransform
 from lightning_dalle.data.shapes.scenes import (
     MIN_IMAGE_SIZE,
     OBJECT_INDEX,
@@ -49,7 +51,7 @@ class ShapesSource:
         return draw(objects, self._corners[index], self.image_size), self.caption(index)
 
 
-class CaptionedShapesDataModule(CaptionedImageDataModule):
+class CaptionedShapesDataModule(CaptionedDataModule):
     """Pictures of one object, or of two and their relation, which `shapes_oracle` reads back.
 
     Batches also have a `negative_caption`: of two objects the opposite relation, of one another word.
@@ -58,17 +60,21 @@ class CaptionedShapesDataModule(CaptionedImageDataModule):
     `Trainer.test` and `Trainer.predict` see it. `train` and `val` show different pictures of the same compositions.
 
     Args:
+        image_size: Side of the images in pixels.
         one_object_share: Share of the pictures that show one object; the others show two. At 1 or 0 there are none of
             the other kind. The few compositions of one object are soon known by heart, and then taught again and again.
         num_train: Training pictures. Compositions are drawn uniformly, within those of one and those of two objects.
         num_val: Validation pictures.
-        settings: See `CaptionedImageDataModule`.
+        augmentation: Augmentation of training images; see `ImageTransform`.
+        batch_size: As all that follow, see `CaptionedDataModule`.
 
     Raises:
         ValueError: a setting is out of its range; the message names it.
     """
 
+    splits = ("train", "val", "held_out")
     test_split = "held_out"
+    sample_name = "pictures"
 
     def __init__(
         self,
@@ -77,9 +83,24 @@ class CaptionedShapesDataModule(CaptionedImageDataModule):
         one_object_share: float = 0.2,
         num_train: int = 50_000,
         num_val: int = 1_000,
-        **settings: Any,
+        augmentation: AugmentationName = "none",
+        batch_size: int = 64,
+        tokenizer: str | Path | None = None,
+        text_tokens: int = 256,
+        bpe_dropout: float = 0.1,
+        num_workers: int = 0,
+        seed: int = 0,
     ) -> None:
-        super().__init__(image_size=image_size, **settings)
+        super().__init__(
+            ImageTransform(image_size, augmentation),
+            batch_size=batch_size,
+            tokenizer=tokenizer,
+            text_tokens=text_tokens,
+            bpe_dropout=bpe_dropout,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        self.image_size = image_size
         if image_size < MIN_IMAGE_SIZE:
             raise ValueError(f"image_size ({image_size}) must be at least {MIN_IMAGE_SIZE}, or the shapes look alike")
         for name, value in (("num_train", num_train), ("num_val", num_val)):
@@ -90,16 +111,11 @@ class CaptionedShapesDataModule(CaptionedImageDataModule):
         self._shares = {1: one_object_share, 2: 1 - one_object_share}
         self.counts = tuple(count for count, share in self._shares.items() if share > 0)
         self._num_pictures = {"train": num_train, "val": num_val}
-        self._sources: dict[str, ShapesSource] = {}
 
-    def source(self, split: str) -> ShapesSource:
-        """The pictures of `train`, `val` or `held_out`."""
-        if split not in _SPLIT_KEYS:
-            raise ValueError(f"split ({split!r}) must be one of {', '.join(_SPLIT_KEYS)}")
-        if split not in self._sources:
-            generator = keyed_numpy_generator(self.seed, _SPLIT_KEYS[split])
-            self._sources[split] = ShapesSource(self._scenes(split, generator), self.image_size, generator)
-        return self._sources[split]
+    def load_sources(self, split: str) -> dict[str, ShapesSource]:
+        """Draw the scenes of one split."""
+        generator = keyed_numpy_generator(self.seed, _SPLIT_KEYS[split])
+        return {split: ShapesSource(self._scenes(split, generator), self.image_size, generator)}
 
     def _scenes(self, split: str, generator: np.random.Generator) -> list[Scene]:
         if split == "held_out":

@@ -193,10 +193,10 @@ def test_filters_leave_out_and_count(tmp_path: Path) -> None:
     write_pair(tmp_path, "tall", "a tall picture", encoded((20, 40)))
     unfiltered = images(tmp_path)
     assert len(all_captions(unfiltered)) == 7
-    assert unfiltered.num_filtered.total() == 0
+    assert unfiltered.skipped().total() == 0
     filtered = images(tmp_path, filter_captions=True, max_aspect_ratio=2.0)
     assert all_captions(filtered) == sorted([*numbered(4), "a tall picture"])
-    assert dict(filtered.num_filtered) == {"short caption": 1, "aspect ratio": 1}
+    assert filtered.skipped() == {"short caption": 1, "aspect ratio": 1}
 
 
 def test_a_folder_without_captioned_images_is_refused(tmp_path: Path) -> None:

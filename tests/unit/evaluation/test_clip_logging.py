@@ -9,7 +9,7 @@ from torch import Tensor
 from lightning_dalle.data.files.decoding import ClipShape, decode_clip
 from lightning_dalle.evaluation.logging import clip_grid, log_clip
 from tests.offline_wandb import offline_wandb
-from tests.unit.evaluation.test_image_logging import _FigureLogger
+from tests.unit.evaluation.test_image_logging import _MetricLogger
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def test_offline_wandb_gets_a_file_that_it_takes(clip: Tensor, tmp_path: Path, s
 
 
 def test_logger_without_clips_and_folder_is_warned_about(clip: Tensor) -> None:
-    with pytest.warns(UserWarning, match="_FigureLogger takes no clips and has no folder: grid is left out"):
-        log_clip([_FigureLogger()], "grid", clip, step=0)
+    with pytest.warns(UserWarning, match="_MetricLogger takes no clips and has no folder: grid is left out"):
+        log_clip([_MetricLogger()], "grid", clip, step=0)
 
 
 def test_a_grid_shows_each_clip_at_its_place_in_every_frame(clip: Tensor) -> None:

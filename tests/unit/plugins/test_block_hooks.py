@@ -71,7 +71,7 @@ def test_bodies_run_in_16_bits_and_everything_else_in_32() -> None:
     def look(name: str, module: nn.Module) -> None:
         module.register_forward_hook(lambda _, args, output: seen.update({name: (args[0].dtype, output.dtype)}))
 
-    look("expand", plain.bodies[0].expand)
+    look("fc1", plain.bodies[0].fc1)
     look("norm", plain.bodies[0].norm)
     attach(plain)
     look("body", plain.bodies[0])
@@ -79,7 +79,7 @@ def test_bodies_run_in_16_bits_and_everything_else_in_32() -> None:
     plain(inputs())
     wide, narrow = torch.float32, torch.float16
     # What a hook sees of `expand` that was there first is after the bias was added.
-    assert seen == {"norm": (wide, wide), "expand": (wide, narrow), "body": (wide, wide), "head": (wide, wide)}
+    assert seen == {"norm": (wide, wide), "fc1": (wide, narrow), "body": (wide, wide), "head": (wide, wide)}
     assert not torch.is_autocast_enabled("cpu")
 
 
@@ -199,7 +199,7 @@ def test_reentrant_checkpointing_before_a_block_is_not_the_block_s() -> None:
     before.bodies[0].reentrant = True
     attach(after)
     context = before.bodies[0](torch.ones(1, 16, requires_grad=True))
-    after.bodies[0].expand.register_forward_pre_hook(lambda _, args: args[0] + context)
+    after.bodies[0].fc1.register_forward_pre_hook(lambda _, args: args[0] + context)
     assert after(inputs()).requires_grad
 
 
