@@ -13,8 +13,7 @@ from torch.nn.functional import pad
 from lightning_dalle.callbacks.generation import GenerationCallback
 from lightning_dalle.evaluation.clip_features import as_frames, clip_extractor, clip_scores
 from lightning_dalle.evaluation.extractors import load_extractor
-from lightning_dalle.evaluation.features import FeatureCache, ImageFeatures
-from lightning_dalle.evaluation.pixels import as_uint8
+from lightning_dalle.evaluation.features import FeatureCache, ImageFeatures, as_uint8
 from lightning_dalle.evaluation.scores import image_scores
 
 

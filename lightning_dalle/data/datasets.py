@@ -128,7 +128,8 @@ class CaptionedDataset(Dataset, Generic[Source]):
         self.text_tokens = text_tokens
         self.bpe_dropout = bpe_dropout
         self._length = len(source)
-        self._negatives = source if isinstance(source, NegativeCaptionSource) else None
+        negatives: object = source
+        self._negatives = negatives if isinstance(negatives, NegativeCaptionSource) else None
 
     def __len__(self) -> int:
         return self._length

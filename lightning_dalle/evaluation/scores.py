@@ -1,7 +1,6 @@
 """Scores of sets of images: Frechet and kernel distances, Inception Score, nearest neighbours."""
 
 import warnings
-from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -67,25 +66,6 @@ def nearest_neighbours(
         cosines.append(best.values)
         indices.append(best.indices)
     return torch.cat(indices), torch.cat(cosines)
-
-
-def caption_match_share(
-    features: Float[Tensor, "images features"],
-    captions: Sequence[str],
-    reference: Float[Tensor, "references features"],
-    reference_captions: Sequence[str],
-) -> float:
-    """Return the share of images whose nearest reference bears their caption.
-
-    Raises:
-        ValueError: If images and captions are not equally many, or there are none.
-    """
-    for name, rows, texts in (("features", features, captions), ("reference", reference, reference_captions)):
-        if len(rows) != len(texts) or not texts:
-            raise ValueError(f"{name} ({len(rows)} images) must have one caption each and there are {len(texts)}")
-    indices, _ = nearest_neighbours(features, reference)
-    pairs = zip(captions, indices.tolist(), strict=True)
-    return sum(caption == reference_captions[index] for caption, index in pairs) / len(captions)
 
 
 MAX_SUBSET_SIZE = 1000

@@ -11,7 +11,6 @@ import open_clip
 import torch
 from jaxtyping import Float, Int, UInt8
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torchvision.transforms.v2 import InterpolationMode
@@ -143,7 +142,7 @@ class ContrastiveModule(LightningModule):
         warn_if_precision_is_slow(self)
         self.loss = RepeatedCaptionClipLoss(rank=self.global_rank, world_size=self.trainer.world_size)
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
+    def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
         """Return the configured optimizer and its schedule."""
         return build_optimization(self.network, self.training_config.optimizer, self.training_config.schedule)
 

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int, UInt8
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torchmetrics import Metric
 from torchmetrics.image import PeakSignalNoiseRatio
 from torchvision.utils import make_grid
 
-from lightning_dalle.evaluation.codebook_use import CodebookUse
 from lightning_dalle.evaluation.logging import log_image
 from lightning_dalle.lightning_modules.configuration import as_config, warn_if_precision_is_slow
 from lightning_dalle.lightning_modules.optimization import OptimizerConfig, ScheduleConfig, build_optimization
@@ -67,6 +66,37 @@ class DiscreteVAETrainingConfig:
                 raise ValueError(f"{name} ({value}) must be above 0; the paper ends at 1/16")
 
 
+class CodebookUse(Metric):
+    """Number of distinct codes used and the perplexity exp(entropy) of their frequencies, over all ranks.
+
+    Args:
+        codebook_size: K; ids are in 0..K-1.
+
+    Example:
+        >>> metric = CodebookUse(codebook_size=8)
+        >>> metric.update(torch.tensor([[0, 1], [0, 1]]))
+        >>> metric.compute()
+        {'codes_used': tensor(2.), 'code_perplexity': tensor(2.)}
+    """
+
+    full_state_update = False
+    counts: Int[Tensor, " codes"]
+
+    def __init__(self, codebook_size: int) -> None:
+        super().__init__()
+        self.add_state("counts", torch.zeros(codebook_size, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, ids: Int[Tensor, "..."]) -> None:
+        """Count the codes of a batch."""
+        self.counts += torch.bincount(ids.flatten(), minlength=len(self.counts))
+
+    def compute(self) -> dict[str, Float[Tensor, ""]]:
+        """Return `codes_used` and `code_perplexity`."""
+        frequencies = self.counts / self.counts.sum()
+        entropy = torch.special.entr(frequencies).sum()
+        return {"codes_used": (self.counts > 0).sum().float(), "code_perplexity": entropy.exp()}
+
+
 class DiscreteVAEModule(LightningModule):
     """Maximises the evidence lower bound of a `DiscreteVAE` with relaxed codes.
 
@@ -115,7 +145,7 @@ class DiscreteVAEModule(LightningModule):
         """Warn where the Trainer's precision is slow."""
         warn_if_precision_is_slow(self)
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
+    def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
         """Return the configured optimizer and its schedule."""
         return build_optimization(self.network, self.training_config.optimizer, self.training_config.schedule)
 

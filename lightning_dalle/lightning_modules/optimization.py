@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, ReduceLROnPlateau
 
@@ -104,7 +103,7 @@ class ScheduleConfig:
 
 def build_optimization(
     module: nn.Module, optimizer: OptimizerConfig, schedule: ScheduleConfig, monitor: str = "val/loss"
-) -> OptimizerLRScheduler:
+) -> tuple[list[torch.optim.Optimizer], list[Any]]:
     """Return the optimizer of what is trained in a module, with its schedulers, as `configure_optimizers` does.
 
     Args:
@@ -114,7 +113,7 @@ def build_optimization(
         ValueError: If Muon, which needs whole matrices, gets sharded ones.
     """
     built = build_optimizer(module, optimizer)
-    return [built], build_schedulers(built, optimizer, schedule, monitor)  # type: ignore[return-value]
+    return [built], build_schedulers(built, optimizer, schedule, monitor)
 
 
 def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
@@ -159,7 +158,8 @@ def _decayed(module: nn.Module, config: OptimizerConfig) -> set[nn.Parameter]:
     if config.decay_embeddings:
         return {parameter for parameter in module.parameters() if parameter.ndim > 1}
     layers = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    return {part.weight for part in module.modules() if isinstance(part, layers)}
+    weights = {part.weight for part in module.modules() if isinstance(part, layers)}
+    return {parameter for parameter in module.parameters() if parameter in weights}
 
 
 def build_schedulers(

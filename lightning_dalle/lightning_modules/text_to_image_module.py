@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerStatus
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -79,7 +78,7 @@ class TextToImageModule(LightningModule):
         """Warn where the Trainer's precision is slow."""
         warn_if_precision_is_slow(self)
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
+    def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
         """Return the configured optimizer and its schedule."""
         return build_optimization(self.network, self.training_config.optimizer, self.training_config.schedule)
 

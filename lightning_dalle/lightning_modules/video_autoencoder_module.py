@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, UInt8
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torchmetrics.image import PeakSignalNoiseRatio
 from torchvision.utils import make_grid
@@ -95,7 +94,7 @@ class VideoAutoencoderModule(LightningModule):
         """Warn where the Trainer's precision is slow."""
         warn_if_precision_is_slow(self)
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
+    def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
         """Return the configured optimizer and its schedule."""
         return build_optimization(self.network, self.training_config.optimizer, self.training_config.schedule)
 

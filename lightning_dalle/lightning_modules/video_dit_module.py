@@ -11,15 +11,14 @@ import torch
 from jaxtyping import Float, UInt8
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import TrainerStatus
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 from lightning_dalle.distributed.context_parallel.plan import SequencePlan
-from lightning_dalle.lightning_modules.caption_encoder import CaptionEncoder
 from lightning_dalle.lightning_modules.configuration import as_config, data_parallel_rank, warn_if_precision_is_slow
 from lightning_dalle.lightning_modules.optimization import build_optimization
 from lightning_dalle.lightning_modules.video_dit_parts import (
     AutoencoderSource,
+    CaptionEncoder,
     build_text_encoder,
     frozen_autoencoder,
     validate_agreement,
@@ -98,7 +97,7 @@ class VideoDiTModule(LightningModule):
         """Warn where the Trainer's precision is slow."""
         warn_if_precision_is_slow(self)
 
-    def configure_optimizers(self) -> OptimizerLRScheduler:
+    def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
         """Return the configured optimizer and its schedule."""
         return build_optimization(self, self.training_config.optimizer, self.training_config.schedule)
 

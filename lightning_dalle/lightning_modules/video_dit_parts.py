@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import nn
 
-from lightning_dalle.lightning_modules.caption_encoder import CaptionEncoder
 from lightning_dalle.lightning_modules.configuration import as_config, load_tokenizer
 from lightning_dalle.lightning_modules.video_autoencoder_module import VideoAutoencoderModule
 from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTrainingConfig
@@ -23,6 +22,34 @@ from lightning_dalle.ops.patchify import token_grid
 
 # The command line takes the first that fits, and a class to build is a mapping, too.
 AutoencoderSource = VideoAutoencoder | CausalVideoAutoencoderConfig | Mapping[str, Any] | str | Path | None
+
+
+class CaptionEncoder(nn.Module):
+    """Default text encoder: a `CaptionTokenizer` and a small `TextTower`.
+
+    Raises:
+        ValueError: If the tower has no room for the tokenizer's words.
+    """
+
+    def __init__(self, config: TextTowerConfig, tokenizer: CaptionTokenizer) -> None:
+        super().__init__()
+        if tokenizer.vocabulary_size > config.vocabulary_size:
+            raise ValueError(
+                f"vocabulary_size ({config.vocabulary_size}) must be at least the tokenizer's "
+                f"({tokenizer.vocabulary_size}); raise it or train a smaller tokenizer"
+            )
+        self.tokenizer = tokenizer
+        self.tower = TextTower(config)
+
+    @property
+    def text_width(self) -> int:
+        """Features of a token."""
+        return self.tower.config.width
+
+    def encode(self, captions: Sequence[str]) -> Float[Tensor, "captions text text_width"]:
+        """Return the features of captions, with gradients."""
+        tokens = self.tokenizer.encode(captions, self.tower.config.text_tokens)
+        return self.tower(tokens.to(self.tower.embedding.weight.device))
 
 
 def frozen_autoencoder(source: AutoencoderSource) -> VideoAutoencoder:

@@ -101,16 +101,16 @@ class Prompts:
 
     Args:
         title: Of the section.
-        description: What the captions and marks are.
+        description: What the captions and correct are.
         pictures: Best first.
-        marks: Whether each candidate is what it should be.
+        correct: Whether each candidate is what it should be.
         originals: For captions of the training set, the pictures that bear them.
     """
 
     title: str
     description: str
     pictures: RankedPictures
-    marks: Tensor
+    correct: Tensor
     originals: Tensor | None = None
 
 
@@ -124,20 +124,20 @@ class Evaluation:
 
 
 def best_of_metrics(
-    marks: Tensor, *, key: str, label: str, what: str, target: float, num_candidates: int
+    correct: Tensor, *, key: str, label: str, what: str, target: float, num_candidates: int
 ) -> list[EvaluationMetric]:
     """Shares of right pictures: of the first of each row, of all, and of rows with any.
 
     Args:
-        marks: Boolean [captions, candidates], best candidate first.
+        correct: Boolean [captions, candidates], best candidate first.
         what: When a picture is right, in words that follow `share of captions whose ... `.
     """
     best, mean, any_right = (
-        float(marks[:, 0].double().mean()),
-        float(marks.double().mean()),
-        float(marks.any(dim=1).double().mean()),
+        float(correct[:, 0].double().mean()),
+        float(correct.double().mean()),
+        float(correct.any(dim=1).double().mean()),
     )
-    n = len(marks)
+    n = len(correct)
     chosen = f"the picture that the reranker puts first of {num_candidates}"
     return [
         EvaluationMetric(
@@ -163,9 +163,9 @@ def best_of_metrics(
         EvaluationMetric(
             key=f"{key}_mean_of_{num_candidates}",
             label=f"{label}: mean of {num_candidates}",
-            definition=f"Share of all {marks.numel()} pictures where the picture {what}.",
+            definition=f"Share of all {correct.numel()} pictures where the picture {what}.",
             value=mean,
-            n=marks.numel(),
+            n=correct.numel(),
             unit="%",
         ),
         EvaluationMetric(

@@ -48,8 +48,8 @@ def prompts(group: Mapping[str, Any]) -> str:
 def samples(pictures: Mapping[str, Any]) -> str:
     """Training pictures with their captions."""
     pairs = zip(pictures["samples"], pictures["sample_captions"], strict=True)
-    pictures = [_figure(image, caption) for image, caption in pairs]
-    return "<h2>Data</h2>\n" + _strip("", pictures)
+    shown = [_figure(image, caption) for image, caption in pairs]
+    return "<h2>Data</h2>\n" + _strip("", shown)
 
 
 def reconstructions(pictures: Mapping[str, Any]) -> str:
@@ -57,14 +57,14 @@ def reconstructions(pictures: Mapping[str, Any]) -> str:
     if "originals" not in pictures:
         return ""
     pairs = zip(pictures["originals"], pictures["reconstructions"], strict=True)
-    pictures = [
+    drawings = [
         f"<figure>{_image(original, 'original')}{_image(reconstruction, 'reconstruction')}</figure>"
         for original, reconstruction in pairs
     ]
     return f"""<h2>Reconstructions</h2>
 <p class="quiet">Validation pictures above, and below what the discrete VAE’s codes keep of them: the transformer can
 draw no better than this.</p>
-{_strip("pairs", pictures)}"""
+{_strip("pairs", drawings)}"""
 
 
 def data_uri(image: UInt8[Tensor, "3 *size"]) -> str:
@@ -79,7 +79,7 @@ def data_uri(image: UInt8[Tensor, "3 *size"]) -> str:
 def _prompt(group: Mapping[str, Any], index: int) -> str:
     images = group["images"][index]
     scores = [None] * len(images) if group["scores"] is None else group["scores"][index].tolist()
-    parts = zip(images, scores, group["marks"][index].tolist(), strict=True)
+    parts = zip(images, scores, group["correct"][index].tolist(), strict=True)
     pictures = "".join(_candidate(image, score, mark) for image, score, mark in parts)
     candidates = f'<div class="candidates">{pictures}</div>'
     if group["originals"] is not None:

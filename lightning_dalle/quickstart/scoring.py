@@ -15,10 +15,9 @@ from lightning_dalle.data.moving_shapes.data_module import MovingShapesDataModul
 from lightning_dalle.data.shapes.data_module import CaptionedShapesDataModule
 from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.quickstart.evaluation import Evaluation, Prompts
-from lightning_dalle.quickstart.open_moji_scores import evaluate_open_moji
+from lightning_dalle.quickstart.picture_scores import evaluate_open_moji, evaluate_shapes
 from lightning_dalle.quickstart.pictures import Models, load_final, reconstruct, split_samples
 from lightning_dalle.quickstart.settings import RunFolder, Sampling, write_json
-from lightning_dalle.quickstart.shapes_scores import evaluate_shapes
 from lightning_dalle.quickstart.video_scores import evaluate_animated_emoji, evaluate_moving_shapes
 
 NUM_SHOWN = 16
@@ -78,6 +77,6 @@ def _as_mapping(prompts: Prompts) -> dict[str, Any]:
         "captions": prompts.pictures.captions,
         "images": prompts.pictures.images,
         "scores": prompts.pictures.scores,
-        "marks": prompts.marks,
+        "correct": prompts.correct,
         "originals": prompts.originals,
     }

@@ -61,8 +61,8 @@ def evaluate_moving_shapes(module: VideoDiTModule, data: MovingShapesDataModule,
     captions = random.Random(sampling.seed).sample(captions, min(sampling.num_prompts, len(captions)))
     drawn = draw_clips(module, captions, sampling)
     flat, repeated = drawn.images.flatten(0, 1), drawn.repeated_captions
-    marks = matches_each(flat, repeated)
-    shares = {**attribute_shares(flat, repeated), "all": float(marks.double().mean())}
+    correct = matches_each(flat, repeated)
+    shares = {**attribute_shares(flat, repeated), "all": float(correct.double().mean())}
     evaluation.metrics += [_share_figure(name, share, len(flat)) for name, share in shares.items()]
     evaluation.metrics += motion_metrics(flat, split_samples(data, "val", NUM_REAL_CLIPS)[0])
     description = (
@@ -70,7 +70,7 @@ def evaluate_moving_shapes(module: VideoDiTModule, data: MovingShapesDataModule,
         "reads all four back from the clip."
     )
     evaluation.prompts.append(
-        Prompts("Held-out captions", description, drawn, marks.unflatten(0, drawn.images.shape[:2]))
+        Prompts("Held-out captions", description, drawn, correct.unflatten(0, drawn.images.shape[:2]))
     )
     return evaluation
 
@@ -96,7 +96,7 @@ def evaluate_animated_emoji(module: VideoDiTModule, data: AnimatedEmojiDataModul
     originals = clips[[all_captions.index(caption) for caption in captions]]
     flat = drawn.images.flatten(0, 1)
     nearest = torch.cdist(flat.flatten(1).float(), clips.flatten(1).float()).argmin(dim=1)
-    marks = drawn.bear_caption(nearest, all_captions)
+    correct = drawn.bear_caption(nearest, all_captions)
     evaluation = Evaluation()
     evaluation.metrics.append(
         EvaluationMetric(
@@ -104,8 +104,8 @@ def evaluate_animated_emoji(module: VideoDiTModule, data: AnimatedEmojiDataModul
             label="Training captions: the right emoji",
             definition=f"Share of sampled clips whose nearest clip of all {len(clips)}, pixel by pixel, bears the "
             "caption.",
-            value=float(marks.double().mean()),
-            n=marks.numel(),
+            value=float(correct.double().mean()),
+            n=correct.numel(),
             unit="%",
         )
     )
@@ -114,5 +114,5 @@ def evaluate_animated_emoji(module: VideoDiTModule, data: AnimatedEmojiDataModul
         "Captions that were trained on, beside their clip of the training set. A mark tells whether the nearest clip "
         "of the whole set, pixel by pixel, bears the caption."
     )
-    evaluation.prompts.append(Prompts("Training captions", description, drawn, marks, originals))
+    evaluation.prompts.append(Prompts("Training captions", description, drawn, correct, originals))
     return evaluation

@@ -6,10 +6,9 @@ Example: `python -m tests.benchmarks.quickstart_seeds shapes runs/quickstart 1 2
 import argparse
 from pathlib import Path
 
-from lightning_dalle.quickstart.open_moji_scores import evaluate_open_moji
+from lightning_dalle.quickstart.picture_scores import evaluate_open_moji, evaluate_shapes
 from lightning_dalle.quickstart.pictures import Models
 from lightning_dalle.quickstart.settings import RunFolder, Sampling, Settings
-from lightning_dalle.quickstart.shapes_scores import evaluate_shapes
 from lightning_dalle.quickstart.training import data_module
 
 

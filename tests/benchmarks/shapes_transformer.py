@@ -5,7 +5,7 @@ that see the same batches. Image tokens are kept, so that nearly all time goes t
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lightning.pytorch import Trainer, seed_everything
 
@@ -50,7 +50,7 @@ def prepare(folder: Path) -> None:
     trainer.save_checkpoint(folder / "vae.ckpt", weights_only=True)
 
 
-def transformer(folder: Path, updates: int, moments: Literal["32bit", "16bit"] = "32bit") -> TextToImageModule:
+def transformer(folder: Path, updates: int, moments: Any = "32bit") -> TextToImageModule:
     """Of the recipe's size, always with the same weights."""
     seed_everything(0, verbose=False)
     network = SparseTransformerConfig(

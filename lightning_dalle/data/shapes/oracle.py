@@ -112,11 +112,6 @@ def read_scenes(images: UInt8[Tensor, "batch 3 size size"]) -> list[Scene | None
     return scenes
 
 
-def read_shapes(image: UInt8[Tensor, "3 size size"]) -> Scene | None:
-    """The scene of one picture, see `read_scenes`."""
-    return read_scenes(image[None])[0]
-
-
 def matches_each(images: UInt8[Tensor, "batch 3 size size"], captions: Sequence[str]) -> Bool[Tensor, " batch"]:
     """Whether each picture shows wholly what its caption says; `A left of B` and `B right of A` are the same."""
     wanted = [parse_caption(caption).canonical() for caption in captions]

@@ -174,16 +174,16 @@ class WindowAttention(torch.autograd.Function):
         with statistics.attending():
             grad_query, grad_pair = (torch.zeros_like(each, dtype=accumulator_dtype(each)) for each in (query, pair))
             for tiles in first_half:
-                softmax.add(tiles, *pair, grad_query, *grad_pair)
+                softmax.add(tiles, *pair, gradients=(grad_query, *grad_pair))
         halo = incoming.wait()
         with statistics.attending():
             grad_halo = torch.zeros_like(halo, dtype=grad_pair.dtype)
             for tiles in ctx.schedule.outer:
-                softmax.add(tiles, *halo, grad_query, *grad_halo)
+                softmax.add(tiles, *halo, gradients=(grad_query, *grad_halo))
         returning = exchange.return_gradients(grad_halo, grad_pair)
         with statistics.attending():
             for tiles in second_half:
-                softmax.add(tiles, *pair, grad_query, *grad_pair)
+                softmax.add(tiles, *pair, gradients=(grad_query, *grad_pair))
         returning.add_to(grad_pair)
         grad_key, grad_value = grad_pair.to(pair.dtype).unbind(0)
         return grad_query.to(query.dtype), grad_key, grad_value, None, None, None

@@ -123,7 +123,7 @@ def _rotate_backward(ctx: Any, softmax: OnlineSoftmaxBackward, pair: Tensor, gra
     with ring.statistics.attending():
         own = torch.zeros_like(pair, dtype=accumulator_dtype(pair))
         for tiles in schedule.tiles[ring.rank]:
-            softmax.add(tiles, *pair, grad_query, *own)
+            softmax.add(tiles, *pair, gradients=(grad_query, *own))
     gradient_on_its_way = None
     for step in range(1, ring.size):
         assert pair_on_its_way is not None
@@ -133,7 +133,7 @@ def _rotate_backward(ctx: Any, softmax: OnlineSoftmaxBackward, pair: Tensor, gra
         with ring.statistics.attending():
             share = torch.zeros_like(pair, dtype=accumulator_dtype(pair))
             for tiles in schedule.tiles[ring.source(step)]:
-                softmax.add(tiles, *pair, grad_query, *share)
+                softmax.add(tiles, *pair, gradients=(grad_query, *share))
         if gradient_on_its_way is not None:
             share += gradient_on_its_way.wait()
         gradient_on_its_way = ring.rotate(share, _shape(pair, ring, schedule, step + 1))

@@ -133,14 +133,12 @@ class OnlineSoftmaxBackward:
         inputs = self.grad_output, self.query, keys, values, self.output, self.log_sum_exp
         return attend_block_backward(*inputs, mask=mask)
 
-    def add(
-        self, tiles: Tiles, key: Tensor, value: Tensor, grad_query: Tensor, grad_key: Tensor, grad_value: Tensor
-    ) -> None:
-        """Add the tiles' shares to the gradients of the queries, keys and values."""
+    def add(self, tiles: Tiles, key: Tensor, value: Tensor, *, gradients: Sequence[Tensor]) -> None:
+        """Add the tiles' shares to the gradients of queries, keys and values."""
         if self._is_product(tiles):
-            self._add_products(tiles, key, value, grad_query, grad_key, grad_value)
+            self._add_products(tiles, key, value, *gradients)
         else:
-            self._add_blocks(tiles, key, value, grad_query, grad_key, grad_value)
+            self._add_blocks(tiles, key, value, *gradients)
 
     def _is_product(self, tiles: Tiles) -> bool:
         """Whether batched products are faster than the fused kernel, and as exact.
@@ -215,7 +213,7 @@ class LocalAttention(torch.autograd.Function):
         first, *others = ctx.schedule
         gradients = _gradients_of_first(inputs, softmax.of_all_queries(first, key, value))
         for tiles in others:
-            softmax.add(tiles, key, value, *parts_of(gradients))
+            softmax.add(tiles, key, value, gradients=parts_of(gradients))
         return None, None, None, *gradients
 
 

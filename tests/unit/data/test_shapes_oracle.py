@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.functional import gaussian_blur
 
-from lightning_dalle.data.shapes.oracle import attribute_shares, matches, matches_each, read_scenes, read_shapes
+from lightning_dalle.data.shapes.oracle import attribute_shares, matches, matches_each, read_scenes
 from lightning_dalle.data.shapes.scenes import OBJECTS, Scene, draw, held_out_scenes, render, trained_scenes
 from lightning_dalle.ops.k_means import k_means, nearest_centre
 
@@ -86,7 +86,7 @@ def test_a_picture_matches_both_ways_to_say_it_and_no_other() -> None:
 
 @pytest.mark.parametrize("grey", [0, 128, 255])
 def test_nothing_is_read_from_an_even_picture(grey: int) -> None:
-    assert read_shapes(torch.full((3, 32, 32), grey, dtype=torch.uint8)) is None
+    assert read_scenes(torch.full((3, 32, 32), grey, dtype=torch.uint8)[None]) == [None]
 
 
 def test_nothing_is_read_from_noise() -> None:
@@ -96,13 +96,13 @@ def test_nothing_is_read_from_noise() -> None:
 
 def test_nothing_is_read_from_three_objects() -> None:
     image = torch.from_numpy(draw([0, 5, 10], [(0, 0), (20, 20), (0, 20)], 32))
-    assert read_shapes(image) is None
+    assert read_scenes(image[None]) == [None]
 
 
 def test_a_faint_object_is_none() -> None:
     image = torch.from_numpy(draw([2], [(8, 8)], 32))
-    assert read_shapes((255 - (255 - image.float()) * 0.8).to(torch.uint8)) == Scene((OBJECTS[2],))
-    assert read_shapes((255 - (255 - image.float()) * 0.4).to(torch.uint8)) is None
+    assert read_scenes((255 - (255 - image.float()) * 0.8).to(torch.uint8)[None]) == [Scene((OBJECTS[2],))]
+    assert read_scenes((255 - (255 - image.float()) * 0.4).to(torch.uint8)[None]) == [None]
 
 
 def test_partial_shares_pair_the_objects_as_suits_best() -> None:

@@ -1,4 +1,4 @@
-"""What users see of the data modules: the same loader settings with the same defaults, written out in each signature."""
+"""Signatures of the data modules: the same settings of the loaders, with the same defaults, written out in each."""
 
 import inspect
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_dalle.evaluation.pixels import as_uint8
+from lightning_dalle.evaluation.features import as_uint8
 
 
 def test_floats_are_clamped_and_rounded() -> None:

@@ -151,8 +151,8 @@ def test_each_setting_of_adamw_changes_the_second_step(setting: str) -> None:
             optimizer.step()
         return network.weight.detach()
 
-    base = OptimizerConfig()
-    assert not torch.equal(trained(base), trained(dataclasses.replace(base, **{setting: 0.5})))
+    base, changes = OptimizerConfig(), dict[str, Any]({setting: 0.5})
+    assert not torch.equal(trained(base), trained(dataclasses.replace(base, **changes)))
 
 
 def _factors(schedule: ScheduleConfig, num_steps: int) -> list[float]:

@@ -78,7 +78,7 @@ def test_bodies_run_in_16_bits_and_everything_else_in_32() -> None:
     look("head", plain.head)
     plain(inputs())
     wide, narrow = torch.float32, torch.float16
-    # What a hook sees of `expand` that was there first is after the bias was added.
+    # What a hook sees of `fc1` that was there first is after the bias was added.
     assert seen == {"norm": (wide, wide), "fc1": (wide, narrow), "body": (wide, wide), "head": (wide, wide)}
     assert not torch.is_autocast_enabled("cpu")
 

@@ -42,4 +42,4 @@ def test_no_block_at_all_is_refused() -> None:
 
 def test_blocks_inside_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the blocks bodies.0 and bodies.0.fc1 share a Linear, .*scaled twice"):
-        find_blocks(ResidualNetwork(depth=1, width=4), r"bodies\.0(\.expand)?")
+        find_blocks(ResidualNetwork(depth=1, width=4), r"bodies\.0(\.fc1)?")

@@ -25,7 +25,7 @@ def values(data: AnimatedEmojiDataModule, right_clip: Any, right_candidates: lis
     evaluation = evaluate_animated_emoji(module, data, SAMPLING)  # type: ignore[arg-type]
     assert set(evaluation.prompts[0].pictures.captions) <= set(data.captions("train"))
     assert evaluation.prompts[0].originals is not None
-    assert evaluation.prompts[0].marks.double().mean() == evaluation.metrics[0].value
+    assert evaluation.prompts[0].correct.double().mean() == evaluation.metrics[0].value
     return {metric.key: metric for metric in evaluation.metrics}
 
 

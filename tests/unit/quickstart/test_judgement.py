@@ -4,9 +4,9 @@ import torch
 from lightning_dalle.quickstart.evaluation import best_of_metrics, reconstruction_metrics
 
 
-def shares(marks: list[list[bool]]) -> dict[str, float]:
+def shares(correct: list[list[bool]]) -> dict[str, float]:
     metrics = best_of_metrics(
-        torch.tensor(marks), key="pairs", label="Pairs", what="is right", target=0.6, num_candidates=2
+        torch.tensor(correct), key="pairs", label="Pairs", what="is right", target=0.6, num_candidates=2
     )
     return {metric.key: metric.value for metric in metrics}
 

@@ -42,7 +42,7 @@ def test_right_clips_are_all_right(data: MovingShapesDataModule) -> None:
     for name in ("colour", "shape", "axis", "direction", "speed", "all"):
         assert metrics[f"oracle_{name}"] == 1
     assert 0.5 < metrics["motion_ratio"] < 2
-    assert evaluation.prompts[0].marks.all()
+    assert evaluation.prompts[0].correct.all()
     assert set(module.calls[0]["captions"]) <= set(data.held_out_captions())
     assert module.calls[0]["guidance_scale"] == 1.5
 

@@ -8,8 +8,8 @@ from torch import nn
 from lightning_dalle.data.emoji import openmoji as open_moji
 from lightning_dalle.data.emoji.openmoji import OpenMojiDataModule
 from lightning_dalle.evaluation.extractors import ModuleExtractor
-from lightning_dalle.quickstart import open_moji_scores
-from lightning_dalle.quickstart.open_moji_scores import evaluate_open_moji, training_prompts
+from lightning_dalle.quickstart import picture_scores
+from lightning_dalle.quickstart.picture_scores import evaluate_open_moji, training_prompts
 from lightning_dalle.quickstart.settings import Sampling
 from tests.unit.quickstart.fakes import fake_models, noise
 
@@ -30,7 +30,7 @@ class Mean(nn.Module):
 def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> OpenMojiDataModule:
     monkeypatch.setattr(open_moji, "load_open_moji", lambda size, cache: (IMAGES, CAPTIONS))
     extractor = ModuleExtractor(Mean(), "effnet_lite0")
-    monkeypatch.setattr(open_moji_scores, "load_extractor", lambda name: extractor)
+    monkeypatch.setattr(picture_scores, "load_extractor", lambda name: extractor)
     return OpenMojiDataModule(image_size=SIZE, val_share=0.2, cache=tmp_path)
 
 

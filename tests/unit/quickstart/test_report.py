@@ -51,7 +51,7 @@ def prompts(captions: list[str], originals: bool) -> dict[str, Any]:
         "captions": captions,
         "images": images,
         "scores": torch.tensor([[0.5, 0.25]] * len(captions)),
-        "marks": torch.tensor([[True, False]] * len(captions)),
+        "correct": torch.tensor([[True, False]] * len(captions)),
         "originals": images[:, 0] if originals else None,
     }
 

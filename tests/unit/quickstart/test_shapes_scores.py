@@ -4,8 +4,8 @@ import torch
 
 from lightning_dalle.data.shapes.data_module import CaptionedShapesDataModule
 from lightning_dalle.data.shapes.scenes import parse_caption, render
+from lightning_dalle.quickstart.picture_scores import evaluate_shapes, held_out_prompts
 from lightning_dalle.quickstart.settings import Sampling
-from lightning_dalle.quickstart.shapes_scores import evaluate_shapes, held_out_prompts
 from tests.unit.quickstart.fakes import fake_models
 
 SAMPLING = Sampling(num_prompts=10, num_candidates=3, temperature=0.9, top_p=0.8, guidance_scale=2.0, seed=5)
@@ -44,7 +44,7 @@ def test_right_pictures_that_the_reranker_prefers_are_all_right(data: CaptionedS
         assert values[f"{key}_mean_of_3"] == pytest.approx(1 / 3)
         assert values[f"{key}_gain_of_reranking"] == pytest.approx(2 / 3)
         assert set(evaluation.details[f"{key}_attributes"]["best"].values()) == {1.0}
-    assert [prompts.marks[:, 0].all().item() for prompts in evaluation.prompts] == [True, True]
+    assert [prompts.correct[:, 0].all().item() for prompts in evaluation.prompts] == [True, True]
     assert all((prompts.pictures.scores.diff(dim=1) <= 0).all() for prompts in evaluation.prompts)
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from lightning_dalle.evaluation.codebook_use import CodebookUse
+from lightning_dalle.lightning_modules.discrete_vae_module import CodebookUse
 
 
 def test_equal_use_of_every_code_has_the_perplexity_of_the_codebook() -> None:
