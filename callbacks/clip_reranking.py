@@ -26,7 +26,7 @@ class RerankingResult:
     Attributes:
         step: Optimizer updates so far.
         images: The best of each caption, best first; clips have frames before the height.
-        scores: Of all candidates, in the order in which they were drawn.
+        scores: Scores of all candidates, in the order in which they were drawn.
         order: Numbers of the kept candidates: `images[c, k]` is candidate `order[c, k]` with `scores[c, order[c, k]]`.
     """
 
@@ -55,10 +55,10 @@ class CLIPReranking(CaptionsCallback):
         keep: Candidates that are kept of each caption; equal scores keep the order in which they were drawn.
         every_n_validations: Turns, see `GenerationCallback`.
         generate_options: Passed on to `generate`.
-        seed: Of the candidates.
+        seed: Seeds the candidates.
 
     Attributes:
-        result: Of the last turn, None before the first.
+        result: Result of the last turn, None before the first.
 
     Raises:
         TypeError: If the scorer has no `score`, or `captions` is one string.
@@ -128,7 +128,7 @@ class CLIPReranking(CaptionsCallback):
             return torch.stack([self._score_caption(images, caption) for images, caption in pairs])
 
     def _score_caption(self, candidates: Tensor, caption: str) -> Tensor:
-        """The score of each candidate, of clips the mean over frames."""
+        """Return the score of each candidate, of clips the mean over frames."""
         frames = candidates.transpose(1, 2).flatten(0, 1) if candidates.ndim == 5 else candidates
         return self.scorer.score(frames, [caption])[:, 0].float().unflatten(0, (len(candidates), -1)).mean(dim=1)
 

@@ -27,7 +27,7 @@ class GenerationCallback(Callback):
         every_n_validations: Sampling is slow; validations themselves come by the Trainer's `check_val_every_n_epoch`,
             in epochs, or `val_check_interval`, in steps.
         generate_options: Passed on to the model's `generate`, such as `temperature`.
-        seed: Of the images, which are drawn from the same random numbers each time.
+        seed: Seeds the images, which are drawn from the same random numbers each time.
 
     Raises:
         ValueError: If `every_n_validations` is below 1.
@@ -75,7 +75,7 @@ class GenerationCallback(Callback):
         self._should_run = True
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of validations so far, so that a resumed run keeps the turns."""
+        """Return the number of validations so far, so that a resumed run keeps the turns."""
         return {"num_validations": self._num_validations}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -123,14 +123,14 @@ class GenerationCallback(Callback):
         return images
 
     def _own_share(self, trainer: Trainer, count: int) -> list[int]:
-        """Which of `count` things this rank is to do; shares are equal, so the last one may repeat."""
+        """Return which of `count` things this rank is to do; shares are equal, so the last one may repeat."""
         share = -(-count // trainer.world_size)
         return [min(trainer.global_rank * share + index, count - 1) for index in range(share)]
 
     def _gather_shares(
         self, trainer: Trainer, share: Shaped[Tensor, "share *row"], count: int
     ) -> Shaped[Tensor, "count *row"]:
-        """What all ranks did, in order, on the CPU."""
+        """Return what all ranks did, in order, on the CPU."""
         gathered = share if trainer.world_size == 1 else trainer.strategy.all_gather(share).flatten(0, 1)
         return gathered[:count].cpu()
 

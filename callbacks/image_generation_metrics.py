@@ -53,14 +53,15 @@ class ImageGenerationMetrics(GenerationCallback):
         every_n_validations: Turns, see `GenerationCallback`.
         max_batch: Images or clips that are generated and looked at together.
         generate_options: Passed on to `generate`.
-        cache_folder: Of the features; None is `feature_cache` in the Trainer's `default_root_dir`.
-        seed: Of the generated images and of the kernel distance's subsets.
-        video_features: Of whole clips: a network from uint8 clips [clips, 3, frames, height, width] to features, which
-            is copied. None takes the means over time of the frames' features and of their changes from frame to frame.
+        cache_folder: Cache folder of the features; None is `feature_cache` in the Trainer's `default_root_dir`.
+        seed: Seeds the generated images and of the kernel distance's subsets.
+        video_features: Video features of whole clips: a network from uint8 clips [clips, 3, frames, height, width] to
+            features, which is copied. None takes the means over time of the frames' features and of their changes from
+            frame to frame.
 
     Attributes:
-        scores: Of the last turn, by name.
-        details: Of the extractor.
+        scores: Scores of the last turn, by name.
+        details: Details of the extractor.
 
     Raises:
         ValueError: If `num_images` is below 2 or `max_batch` below 1.
@@ -204,7 +205,7 @@ class ImageGenerationMetrics(GenerationCallback):
         self._details_logged = True
 
     def _generate_features(self, trainer: Trainer, pl_module: LightningModule) -> tuple[ImageFeatures, Tensor]:
-        """Features of the frames and of the clips, of one image or clip per caption of this rank."""
+        """Return the features of the frames and of the clips, of one image or clip per caption of this rank."""
         counts = gather_rows(trainer, torch.tensor([[len(self._captions)]], device=pl_module.device))
         share = int(counts.max())
         # All ranks call generate equally often, as a sharded model needs; what was drawn too much is dropped.
@@ -221,6 +222,6 @@ class ImageGenerationMetrics(GenerationCallback):
 
 
 def _concatenated(chunks: Sequence[Tensor]) -> Tensor:
-    """All rows that there are; an empty chunk does not know how wide it would be."""
+    """Return all rows that there are; an empty chunk does not know how wide it would be."""
     filled = [chunk for chunk in chunks if len(chunk)]
     return torch.cat(filled) if filled else torch.empty(0, 0, device=chunks[0].device if chunks else None)

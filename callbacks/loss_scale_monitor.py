@@ -64,7 +64,7 @@ class LossScaleMonitor(Callback):
         then: What is done about it: end the training, or go on in bfloat16.
 
     Attributes:
-        metrics: Of the last turn, as logged.
+        metrics: Metrics of the last turn, as logged.
         first_non_finite: What was found, on this rank.
         num_updates: So far, skipped ones included.
         num_skipped_updates: So far.
@@ -159,7 +159,7 @@ class LossScaleMonitor(Callback):
         return scale_picture(self._history)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts."""
+        """Return the counts."""
         return {
             "num_updates": self.num_updates,
             "num_skipped_updates": self.num_skipped_updates,

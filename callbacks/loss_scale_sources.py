@@ -29,11 +29,11 @@ class LossScaleSource(Protocol):
         ...
 
     def is_skipped(self, optimizer: Optimizer) -> bool:
-        """Whether the update that is about to happen will not; asked in `on_before_optimizer_step`."""
+        """Return whether the update that is about to happen will not; asked in `on_before_optimizer_step`."""
         ...
 
     def loss_factor(self) -> float:
-        """What the loss is multiplied by before its backward pass."""
+        """Return what the loss is multiplied by before its backward pass."""
         ...
 
     def after_batch(self) -> None:
@@ -52,15 +52,15 @@ class BlockScales:
         self._plugin = plugin
 
     def blocks(self) -> dict[str, tuple[nn.Module, ...]]:
-        """Those of the plugin."""
+        """Return the plugin's."""
         return self._plugin.blocks
 
     def scales(self) -> dict[str, float]:
-        """Those of the plugin."""
+        """Return the plugin's."""
         return self._plugin.loss_scales()
 
     def changes(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Those that the plugin counted."""
+        """Return what the plugin counted."""
         return self._plugin.scale_changes()
 
     def is_skipped(self, optimizer: Optimizer) -> bool:
@@ -68,7 +68,7 @@ class BlockScales:
         return self._plugin.update_is_skipped
 
     def loss_factor(self) -> float:
-        """The loss is not scaled."""
+        """Return 1: the loss is not scaled."""
         return 1.0
 
     def after_batch(self) -> None:
@@ -91,15 +91,15 @@ class GlobalScale:
         return 1.0 if self._plugin.scaler is None else self._plugin.scaler.get_scale()
 
     def blocks(self) -> dict[str, tuple[nn.Module, ...]]:
-        """One, the whole module."""
+        """Return one, the whole module."""
         return {WHOLE_MODULE: (self._module,)}
 
     def scales(self) -> dict[str, float]:
-        """That of the scaler; 1 once it was given up."""
+        """Return the scaler's scale; 1 once it was given up."""
         return {WHOLE_MODULE: self._scale}
 
     def changes(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Those seen so far."""
+        """Return those seen so far."""
         return {WHOLE_MODULE: self._growths}, {WHOLE_MODULE: self._divisions}
 
     def is_skipped(self, optimizer: Optimizer) -> bool:
@@ -110,7 +110,7 @@ class GlobalScale:
         return any(bool(value.item()) for value in found.values())
 
     def loss_factor(self) -> float:
-        """The scale itself."""
+        """Return the scale itself."""
         return self._current()
 
     def after_batch(self) -> None:

@@ -12,8 +12,8 @@ class MotionCurve(Callback):
 
     Args:
         num_captions: One clip is drawn of each.
-        num_steps: Of the sampler.
-        seed: Of the clips, the same at each validation.
+        num_steps: Num steps of the sampler.
+        seed: Seeds the clips, the same at each validation.
 
     Raises:
         ValueError: If a count is below 1.

@@ -22,7 +22,7 @@ class NonFinite:
         module: Name of the module whose output, output's gradient or parameter's gradient it is; empty if it is the
             batch or the loss itself.
         direction: Where it was met.
-        dtype: Of the tensor it is in.
+        dtype: Dtype of the tensor it is in.
     """
 
     module: str
@@ -100,7 +100,7 @@ def _same_buffers(module: nn.Module) -> Iterator[None]:
 
 
 class StepReplay:
-    """What a second run of a training step needs: its batch, and the random numbers that it began with."""
+    """Batch and random state of a training step, which a second run of it needs."""
 
     def __init__(self, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.batch, self.batch_idx = batch, batch_idx
@@ -129,7 +129,7 @@ class StepReplay:
 
 @contextmanager
 def _silent(pl_module: LightningModule) -> Iterator[None]:
-    """What a second run of a training step logs would be counted twice, or refused in the hook that runs it."""
+    """Leave out what a second run of a training step logs: it would count twice, or be refused in the hook."""
     nothing: Any = lambda *args, **kwargs: None  # noqa: E731
     pl_module.log = pl_module.log_dict = nothing  # type: ignore[method-assign]
     try:

@@ -32,10 +32,11 @@ class VideoSamples(CaptionsCallback):
             a `.gif`.
         every_n_validations: Turns, see `GenerationCallback`.
         generate_options: Passed on to `generate`.
-        seed: Of the clips.
+        seed: Seeds the clips.
 
     Attributes:
-        clips: Of the last turn, uint8 [captions, num_candidates, 3, frames, height, width], None before the first.
+        clips: Clips of the last turn, uint8 [captions, num_candidates, 3, frames, height, width], None before the
+            first.
 
     Raises:
         TypeError: If `captions` is one string.

@@ -143,7 +143,7 @@ class MeshStrategy(ModelParallelStrategy):
             self._launcher = GatheringLauncher(self, start_method=method)
 
     def setup_environment(self) -> None:
-        """Join the process group and lay out the mesh.
+        """Chain the process group and lay out the mesh.
 
         Raises:
             ValueError: If the sizes do not divide the number of processes, or each other.

@@ -11,7 +11,7 @@ def packaged_recipes() -> dict[str, Path]:
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a recipe: `name` as a path, else the packaged recipe of that name.
+    """Return the file of a recipe: `name` as a path, else the packaged recipe of that name.
 
     Raises:
         FileNotFoundError: If there is neither.

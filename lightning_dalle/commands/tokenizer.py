@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def data_of_recipe(recipe: Mapping[str, Any]) -> CaptionedDataModule:
-    """The data module of a recipe, without the tokenizer that is still to be trained.
+    """Return the data module of a recipe, without the tokenizer that is still to be trained.
 
     Raises:
         ValueError: If the recipe has no `data`.
@@ -53,7 +53,7 @@ def data_of_recipe(recipe: Mapping[str, Any]) -> CaptionedDataModule:
 
 
 def vocabulary_size_of_recipe(recipe: Mapping[str, Any]) -> int:
-    """What the recipe's model has room for, else the paper's 16,384."""
+    """Return what the recipe's model has room for, else the paper's 16,384."""
     model = recipe.get("model", {}).get("init_args", {})
     sizes = {**model.get("text_encoder", {}), **model.get("network", {})}
     return int(sizes.get("text_vocabulary_size", sizes.get("vocabulary_size", 16384)))

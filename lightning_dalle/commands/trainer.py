@@ -65,14 +65,14 @@ def main() -> None:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """What was raised first; jsonargparse wraps it once for each level of the configuration."""
+    """Return what was raised first; jsonargparse wraps it once for each level of the configuration."""
     while error.__context__ is not None:
         error = error.__context__
     return error
 
 
 def _with_recipes_found(arguments: Sequence[str]) -> list[str]:
-    """The arguments with packaged recipes after `--config` replaced by their files."""
+    """Return the arguments with packaged recipes after `--config` replaced by their files."""
     found = list(arguments)
     for place, argument in enumerate(found):
         if argument in {"-c", "--config"} and place + 1 < len(found):

@@ -46,7 +46,7 @@ def _crop(image: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
 def middle_window(
     image: UInt8[np.ndarray, "3 height width"], size: tuple[int, int]
 ) -> UInt8[np.ndarray, "3 new_height new_width"]:
-    """The largest window in the middle that has the proportions of (height, width), resized to it."""
+    """Return the largest window in the middle that has the proportions of (height, width), resized to it."""
     scale = min(length / wanted for length, wanted in zip(image.shape[1:], size, strict=True))
     cropped = [round(scale * wanted) for wanted in size]
     top, left = ((length - kept) // 2 for length, kept in zip(image.shape[1:], cropped, strict=True))
@@ -106,7 +106,7 @@ def _middle_offset(slack: int, generator: np.random.Generator) -> int:
 
 
 def middle_square(image: Image, target_size: int) -> UInt8[np.ndarray, "3 target_size target_size"]:
-    """The square in the middle, resized to the target: what validation sees."""
+    """Return the square in the middle, resized to the target: what validation sees."""
     return middle_window(image, (target_size, target_size))
 
 
@@ -119,7 +119,7 @@ AUGMENTATIONS: dict[str, Augmentation | None] = {
 
 
 def augmentation_named(name: str) -> Augmentation | None:
-    """The augmentation of that name, None for `none`.
+    """Return the augmentation of that name, None for `none`.
 
     Raises:
         ValueError: there is none.

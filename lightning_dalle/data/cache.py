@@ -23,7 +23,7 @@ def cache_folder() -> Path:
 def cached_arrays(
     name: str, build: Callable[[], Mapping[str, np.ndarray]], folder: str | Path | None = None
 ) -> Mapping[str, np.ndarray]:
-    """The arrays kept under `name`, built and kept if they are not there.
+    """Return the arrays kept under `name`, built and kept if they are not there.
 
     The file appears whole or not at all, so processes may race for it. A damaged file is built anew; a folder that
     cannot be written costs a warning and the time to build each run.

@@ -8,13 +8,13 @@ from jaxtyping import Bool, Int
 
 
 def hash_unit(text: str) -> float:
-    """A uniform number of [0, 1) that depends on the text alone."""
+    """Return a uniform number of [0, 1) that depends on the text alone."""
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def validation_mask(names: Sequence[str], val_share: float) -> Bool[np.ndarray, " names"]:
-    """Which samples are kept for validation: those whose name's hash is below the share, but one and not all at least.
+    """Return which samples are for validation: those whose name's hash is below the share, at least one, never all.
 
     Raises:
         ValueError: there are fewer than two samples.
@@ -29,7 +29,7 @@ def validation_mask(names: Sequence[str], val_share: float) -> Bool[np.ndarray, 
 
 
 def split_indices(names: Sequence[str], val_share: float) -> dict[str, Int[np.ndarray, " samples"]]:
-    """Places of the samples of `train`, `val`, and `all`, both together, in their order.
+    """Return places of the samples of `train`, `val`, and `all`, both together, in their order.
 
     Raises:
         ValueError: there are fewer than two samples.
@@ -40,7 +40,7 @@ def split_indices(names: Sequence[str], val_share: float) -> dict[str, Int[np.nd
 
 
 def check_val_share(val_share: float) -> float:
-    """The share, if it leaves something to train on.
+    """Return the share, if it leaves something to train on.
 
     Raises:
         ValueError: it is outside of (0, 1).

@@ -113,7 +113,7 @@ class CaptionTokenizer:
         return cls.from_json(text, f"tokenizer ({str(path)!r})")
 
     def to_json(self) -> str:
-        """The whole tokenizer as text, in the library's format."""
+        """Return the whole tokenizer as text, in the library's format."""
         return str(self._library.to_str())
 
     def save(self, path: str | Path) -> None:
@@ -128,7 +128,7 @@ class CaptionTokenizer:
     def encode(
         self, captions: Sequence[str], text_tokens: int, dropout: float = 0.0, seed: int | None = None
     ) -> Int[Tensor, "captions text_tokens"]:
-        """The ids of each caption, truncated or padded with 0 to `text_tokens`.
+        """Return the ids of each caption, truncated or padded with 0 to `text_tokens`.
 
         Args:
             dropout: Share of the applicable merges that each step skips; .1 in the paper's training.
@@ -152,7 +152,7 @@ class CaptionTokenizer:
         return tokens
 
     def _split(self, caption: str) -> list[str]:
-        """The caption lower-cased and split into words of byte symbols."""
+        """Return the caption lower-cased and split into words of byte symbols."""
         # A lone surrogate (a file name, broken JSON) has no UTF-8 form.
         text = caption.encode("utf-8", "replace").decode("utf-8")
         normalized = self._library.normalizer.normalize_str(text)

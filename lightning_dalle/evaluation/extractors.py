@@ -51,7 +51,7 @@ class InceptionExtractor(FeatureExtractor):
         super().__init__(network, "inception", "bilinear with antialias to 299 (torchmetrics)")
 
     def compute(self, images: UInt8[Tensor, "images 3 height width"]) -> ImageFeatures:
-        """Features of one chunk of images."""
+        """Return the features of one chunk of images."""
         # forward() returns the first of the requested outputs only.
         return ImageFeatures(*self.network._torch_fidelity_forward(images))
 
@@ -77,7 +77,7 @@ class EffnetLite0Extractor(FeatureExtractor):
         super().__init__(network, "effnet_lite0", resize)
 
     def compute(self, images: UInt8[Tensor, "images 3 height width"]) -> ImageFeatures:
-        """Features of one chunk of images."""
+        """Return the features of one chunk of images."""
         pixels = interpolate(
             images.float(), size=(INPUT_SIZE, INPUT_SIZE), mode="bicubic", antialias=True, align_corners=False
         ).clamp(0, 255)
@@ -99,7 +99,7 @@ class ModuleExtractor(FeatureExtractor):
         super().__init__(copy.deepcopy(module), name or snake_case(type(module).__name__), "by the module")
 
     def compute(self, images: UInt8[Tensor, "images 3 height width"]) -> ImageFeatures:
-        """Features of one chunk of images.
+        """Return the features of one chunk of images.
 
         Raises:
             ValueError: If the network does not return one row of features for an image.

@@ -40,7 +40,7 @@ class FeatureExtractor(nn.Module):
         return super().train(False)
 
     def compute(self, images: UInt8[Tensor, "images 3 height width"]) -> ImageFeatures:
-        """Features of one chunk of images on the network's device."""
+        """Return the features of one chunk of images on the network's device."""
         raise NotImplementedError
 
     def extract(self, images: UInt8[Tensor, "images 3 height width"], max_batch: int = 64) -> ImageFeatures:
@@ -69,7 +69,7 @@ class FeatureCache:
     """The features of a set of images, each found by the image's own content.
 
     Args:
-        path: Of the file; its name must say which extractor and resize the features are of. One process writes it.
+        path: Path of the file; its name must say which extractor and resize the features are of. One process writes it.
     """
 
     def __init__(self, path: Path) -> None:

@@ -83,7 +83,7 @@ def write_clip(path: Path, clip: UInt8[Tensor, "3 frames height width"], frame_r
 def encode_animation(
     clip: UInt8[Tensor, "3 frames height width"], frame_rate: float = 8.0, image_format: str = "webp"
 ) -> bytes:
-    """The bytes of an animation that loops, a lossless `webp` or a `gif`."""
+    """Return the bytes of an animation that loops, a lossless `webp` or a `gif`."""
     pictures = [Image.fromarray(frame) for frame in clip.cpu().permute(1, 2, 3, 0).contiguous().numpy()]
     options = {"lossless": True} if image_format == "webp" else {}
     buffer = io.BytesIO()
@@ -140,7 +140,7 @@ def log_clip(
         clip: RGB.
         step: Optimizer updates so far.
         caption: What the clip shows.
-        suffix: Of the file; W&B refuses `.webp`, and gets a `.gif` then.
+        suffix: Suffix of the file; W&B refuses `.webp`, and gets a `.gif` then.
     """
     for logger in loggers:
         if hasattr(logger, "log_video"):

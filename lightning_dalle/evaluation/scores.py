@@ -84,7 +84,7 @@ def image_scores(real: ImageFeatures, generated: ImageFeatures, extractor: str, 
 
     Args:
         extractor: Name of the extractor.
-        seed: Of the subsets; the global random state is left alone.
+        seed: Seeds the subsets; the global random state is left alone.
 
     Raises:
         ValueError: If a set has fewer than 2 images.

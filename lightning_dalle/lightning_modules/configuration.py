@@ -15,7 +15,7 @@ from lightning_dalle.ops.hardware import warn_if_slow
 
 
 def data_parallel_rank(module: LightningModule) -> int:
-    """Number of the process among those that get different samples; 0 without a Trainer.
+    """Return the number of the process among those that get different samples; 0 without a Trainer.
 
     Processes that share samples, as the parts of one sequence do, so draw the same random numbers.
     """
@@ -94,10 +94,10 @@ def check_ranges(
 
     Args:
         positive: Names of fields above 0.
-        not_negative: Of fields of at least 0.
-        decays: Of fields in [0, 1), such as the betas of Adam.
-        shares: Of fields in [0, 1].
-        choices: Of fields that are one of a few strings, with these.
+        not_negative: Names of fields that are at least 0.
+        decays: Names of fields in [0, 1), such as the betas of Adam.
+        shares: Names of fields in [0, 1].
+        choices: Names of fields that are one of a few strings, and these.
 
     Raises:
         ValueError: That names the first such field, its value and what it may be. What is no number is out of range.

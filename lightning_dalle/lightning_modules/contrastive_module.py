@@ -199,7 +199,7 @@ class ContrastiveModule(LightningModule):
         return append_end_of_text(tokens, end_of_text=self.tokenizer.vocabulary_size).to(self.device)
 
     def _build(self, network: Any) -> tuple[nn.Module, ContrastiveConfig | OpenClipConfig]:
-        """The network, and its configuration as checkpoints carry it."""
+        """Return the network, and its configuration as checkpoints carry it."""
         by_name = isinstance(network, OpenClipConfig) or (isinstance(network, Mapping) and "model_name" in network)
         if not by_name:
             config = as_config(ContrastiveConfig, network, "network")

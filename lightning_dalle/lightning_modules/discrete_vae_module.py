@@ -40,11 +40,11 @@ class DiscreteVAETrainingConfig:
 
     Attributes:
         kl_weight: Beta, the weight of the KL divergence summed over the positions of an image.
-        temperature: Of the gumbel-softmax relaxation.
+        temperature: Temperature of the gumbel-softmax relaxation.
         dequantise: Train on pixels with uniform noise of one grey level, which bounds the density on flat image areas.
             The paper trains on the 8-bit values.
-        patch_temperature: Of the initial patch codebook, where the network has one.
-        seed: Of the noise and the patch codebook.
+        patch_temperature: Patch temperature of the initial patch codebook, where the network has one.
+        seed: Seeds the noise and the patch codebook.
     """
 
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4, weight_decay=1e-4, decay_embeddings=True)

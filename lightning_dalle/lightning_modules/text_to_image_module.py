@@ -83,7 +83,7 @@ class TextToImageModule(LightningModule):
         return build_optimization(self.network, self.training_config.optimizer, self.training_config.schedule)
 
     def uncompressed_parameters(self) -> list[str]:
-        """The unembeddings, for strategies that compress gradients."""
+        """Return the unembeddings, for strategies that compress gradients."""
         return ["network.text_head.*", "network.image_head.*"]
 
     def gradient_blocks(self) -> dict[str, tuple[nn.Module, ...]]:
@@ -100,7 +100,7 @@ class TextToImageModule(LightningModule):
         )
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
-        """The weighted loss of a batch, some of whose captions and image tokens are disturbed."""
+        """Return the weighted loss of a batch, some of whose captions and image tokens are disturbed."""
         text_tokens, image_tokens = self._text_tokens(batch), self._image_tokens(batch)
         key = (self.training_config.seed, self.global_step, batch_idx, data_parallel_rank(self))
         dropped = keyed_uniforms(key, len(text_tokens)) < self.training_config.caption_dropout
@@ -112,15 +112,15 @@ class TextToImageModule(LightningModule):
         return self._loss(text_tokens, image_tokens, "train", shown)
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
-        """Logs the losses of a batch."""
+        """Log the losses of a batch."""
         self._loss(self._text_tokens(batch), self._image_tokens(batch), "val")
 
     def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
-        """Logs the losses of a batch."""
+        """Log the losses of a batch."""
         self._loss(self._text_tokens(batch), self._image_tokens(batch), "test")
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> UInt8[Tensor, "batch 1 3 height width"]:
-        """One image per caption of the batch."""
+        """Return one image per caption of the batch."""
         seed = int(keyed_uniforms((self.training_config.seed, batch_idx, data_parallel_rank(self)), 1) * 2**53)
         return self.generate(batch["caption"], generator=torch.Generator().manual_seed(seed), progress=False)
 
@@ -139,7 +139,7 @@ class TextToImageModule(LightningModule):
         max_batch: int = 128,
         progress: bool = True,
     ) -> UInt8[Tensor, "captions num_candidates 3 height width"]:
-        """Draws images of captions; a candidate does not depend on the other captions, nor on `max_batch`.
+        """Draw images of captions; a candidate does not depend on the other captions, nor on `max_batch`.
 
         Args:
             guidance_scale: Above 1 images follow their caption more closely; needs training with `caption_dropout`.

@@ -73,7 +73,7 @@ class ImageTokenCache:
         discrete_vae: DiscreteVAE,
         images: UInt8[Tensor, "batch 3 height width"] | Float[Tensor, "batch 3 height width"],
     ) -> Int[Tensor, "batch tokens"]:
-        """The tokens that `discrete_vae.encode` gives, for one and the same network at every call."""
+        """Return the tokens that `discrete_vae.encode` gives, for one and the same network at every call."""
         if self.capacity == 0:
             return discrete_vae.encode(images)
         keys = [hashlib.blake2b(image.numpy().tobytes(), digest_size=16).digest() for image in images.cpu()]

@@ -30,7 +30,7 @@ class VideoAutoencoderTrainingConfig:
     Attributes:
         latent_noise: Deviation of the Gaussian noise on the latents, which have a mean square of 1: what a diffusion
             model gets wrong by as much still decodes.
-        seed: Of the noise.
+        seed: Seeds the noise.
 
     Raises:
         ValueError: If `latent_noise` is negative.

@@ -56,8 +56,9 @@ class VideoDiTModule(LightningModule):
     Args:
         text_encoder: Sizes of a small encoder that is trained along, or a `TextEncoder`.
         tokenizer: Path of a tokenizer file, or its JSON text, for the small encoder.
-        autoencoder: Of the clips, kept frozen: path of a `VideoAutoencoderModule` checkpoint, or a `VideoAutoencoder`;
-            None works on pixels. Sizes build one whose weights a checkpoint of this module is to bring.
+        autoencoder: Autoencoder of the clips, kept frozen: path of a `VideoAutoencoderModule` checkpoint, or a
+            `VideoAutoencoder`; None works on pixels. Sizes build one whose weights a checkpoint of this module is to
+            bring.
 
     Raises:
         FileNotFoundError: If there is no such checkpoint or tokenizer.
@@ -102,7 +103,7 @@ class VideoDiTModule(LightningModule):
         return build_optimization(self, self.training_config.optimizer, self.training_config.schedule)
 
     def uncompressed_parameters(self) -> list[str]:
-        """What turns patches into features and back, for strategies that compress gradients."""
+        """Return what turns patches into features and back, for strategies that compress gradients."""
         return ["network.patch_embedding.*", "network.final_layer.output.*"]
 
     def sequence_plan(self) -> SequencePlan:
@@ -113,11 +114,11 @@ class VideoDiTModule(LightningModule):
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds how positions are told, and what is predicted."""
+        """Add how positions are told, and what is predicted."""
         checkpoint["positions"] = self._meanings()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses weights that learned other positions or outputs, which would load without a word and draw blurs.
+        """Refuse weights that learned other positions or outputs, which would load without a word and draw blurs.
 
         Raises:
             ValueError: If positions were told otherwise, or something else was predicted.
@@ -132,7 +133,7 @@ class VideoDiTModule(LightningModule):
             )
 
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Float[Tensor, ""]:
-        """The loss of a batch, some of whose captions are dropped and first frames shown."""
+        """Return the loss of a batch, some of whose captions are dropped and first frames shown."""
         key = (self.training_config.seed, self.global_step, batch_idx, data_parallel_rank(self))
         text = self._text(batch)
         dropped = keyed_uniforms((*key, _CAPTIONS), len(text)) < self.training_config.caption_dropout
@@ -143,19 +144,19 @@ class VideoDiTModule(LightningModule):
         return self._loss(batch, text, known if known is None else known.to(text.device), key, "train")
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
-        """Logs the loss of a batch, with the same times and noise at each validation."""
+        """Log the loss of a batch, with the same times and noise at each validation."""
         self._loss(
             batch, self._text(batch), None, (self.training_config.seed, -1, batch_idx, data_parallel_rank(self)), "val"
         )
 
     def test_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
-        """Logs the loss of a batch."""
+        """Log the loss of a batch."""
         self._loss(
             batch, self._text(batch), None, (self.training_config.seed, -1, batch_idx, data_parallel_rank(self)), "test"
         )
 
     def predict_step(self, batch: Mapping[str, Any], batch_idx: int) -> UInt8[Tensor, "batch 1 3 frames height width"]:
-        """One clip per caption of the batch."""
+        """Return one clip per caption of the batch."""
         seed = int(keyed_uniforms((self.training_config.seed, batch_idx, data_parallel_rank(self)), 1) * 2**53)
         return self.generate(batch["caption"], generator=torch.Generator().manual_seed(seed), progress=False)
 
@@ -176,7 +177,7 @@ class VideoDiTModule(LightningModule):
         max_batch: int = 32,
         progress: bool = True,
     ) -> UInt8[Tensor, "captions num_candidates 3 frames height width"]:
-        """Draws clips of captions; a candidate does not depend on the other captions, nor on `max_batch`.
+        """Draw clips of captions; a candidate does not depend on the other captions, nor on `max_batch`.
 
         Args:
             num_frames: None is the training's; so are `height` and `width`.

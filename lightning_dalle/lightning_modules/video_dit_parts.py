@@ -53,7 +53,7 @@ class CaptionEncoder(nn.Module):
 
 
 def frozen_autoencoder(source: AutoencoderSource) -> VideoAutoencoder:
-    """The autoencoder of a checkpoint, of given sizes, or the given one, without gradients; pixels for None.
+    """Return the autoencoder of a checkpoint, of given sizes, or the given one, without gradients; pixels for None.
 
     Raises:
         FileNotFoundError: If there is no such checkpoint.
@@ -91,7 +91,7 @@ def _read_autoencoder(path: str | Path) -> CausalVideoAutoencoder:
 def build_text_encoder(
     source: TextTowerConfig | TextEncoder | Mapping[str, Any], tokenizer: str | Path | None
 ) -> TextEncoder:
-    """A small encoder of the given sizes, or the given encoder.
+    """Return a small encoder of the given sizes, or the given encoder.
 
     Raises:
         TypeError: If the encoder lacks a method.

@@ -24,12 +24,12 @@ class VideoDiTTrainingConfig:
         clip_size: Frames, height and width in pixels of the largest training clips; `generate` draws clips of it unless
             told otherwise.
         optimizer: Optimizer of the network, and of the text encoder if that is trained.
-        time_density: Of training times between data (0) and noise (1).
+        time_density: Time density of training times between data (0) and noise (1).
         shift: Moves the times of clips of `clip_size` towards noise, in training and sampling; those of others by the
             root of their size to it (`ops.flow_matching.resolution_shift`).
         caption_dropout: Share of training captions that are replaced by none, which guidance needs.
         first_frame_share: Share of training clips whose first frame is shown as it is, which `first_frame` needs.
-        seed: Of noise, times and dropout, together with update, batch and rank.
+        seed: Seeds noise, times and dropout, together with update, batch and rank.
 
     Raises:
         ValueError: If a value is out of its range.
@@ -131,7 +131,7 @@ def check_first_frame(
     patch_size: Grid,
     training: VideoDiTTrainingConfig,
 ) -> None:
-    """Refuses first frames that do not fit; warns if training showed none.
+    """Refuse first frames that do not fit; warns if training showed none.
 
     Raises:
         ValueError: If there is not one for each caption, of the clips' size, or tokens hold several frames.

@@ -49,7 +49,7 @@ class ContrastiveConfig:
             raise ValueError(f"text_width ({self.text_width}) must be divisible by text_heads ({self.text_heads})")
 
     def model_config(self, vocabulary_size: int) -> dict[str, Any]:
-        """The open_clip configuration for a tokenizer of `vocabulary_size` ids, followed by the end-of-text id."""
+        """Return the open_clip configuration for a tokenizer of `vocabulary_size` ids and the end-of-text id."""
         vision = {"layers": list(self.vision_layers), "width": self.vision_width, "image_size": self.image_size}
         text = {
             "context_length": self.text_tokens,
@@ -112,7 +112,7 @@ def build_open_clip(config: OpenClipConfig) -> nn.Module:
 
 
 def _build_without_weights(model_config: Mapping[str, Any]) -> nn.Module:
-    """What `open_clip.create_model` builds, which takes names and folders only and never a configuration."""
+    """Return what `open_clip.create_model` builds, which takes names and folders only and never a configuration."""
     arguments = copy.deepcopy(dict(model_config))
     vision, text = arguments["vision_cfg"], arguments["text_cfg"]
     custom_text = arguments.pop("custom_text", False) or "hf_model_name" in text
@@ -168,7 +168,7 @@ class RepeatedCaptionClipLoss(open_clip.ClipLoss):
     must bring batches of equal size.
 
     Args:
-        rank: Of this process.
+        rank: Rank of this process.
         world_size: Number of processes.
     """
 
@@ -188,8 +188,8 @@ class RepeatedCaptionClipLoss(open_clip.ClipLoss):
 
         Args:
             text_tokens: The captions; equal rows are repeats of one caption.
-            negative_features: Of a text for each image that is nearly its caption and wrong. It is added to the image's
-                own softmax, not the accuracy (NegCLIP, Yuksekgonul et al. 2023, section 4).
+            negative_features: Features of a text for each image that is nearly its caption and wrong. It is added to
+                the image's own softmax, not the accuracy (NegCLIP, Yuksekgonul et al. 2023, section 4).
         """
         image_logits, text_logits = self.get_logits(image_features, text_features, logit_scale, logit_bias)
         labels = self.get_ground_truth(image_logits.device, len(image_logits))

@@ -75,7 +75,7 @@ def residual_groups(
         in_channels: Channels that enter the first group.
         widths: Channels that leave each group.
         blocks_per_group: Blocks of a group.
-        kernel_sizes: Of the four convolutions of a block.
+        kernel_sizes: Kernel sizes of the four convolutions of a block.
         **resample: Builders of the resampling layer, by its name in the group.
     """
     gain = (len(widths) * blocks_per_group) ** -2

@@ -82,7 +82,7 @@ def fit_patch_codebook(
         stride: Side of a patch, in pixels.
         temperature: Divides the logits; at 1 they are those of the posterior of a mixture of isotropic Gaussians with
             the clusters' mean squared error.
-        seed: Of the choice of patches and of the seeding of k-means.
+        seed: Seeds the choice of patches and of the seeding of k-means.
     """
     points = functional.pixel_unshuffle(mapped, stride).permute(0, 2, 3, 1).flatten(0, 2)
     points, counts = points.unique(dim=0, return_counts=True)

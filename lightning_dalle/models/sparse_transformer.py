@@ -87,7 +87,7 @@ class SelfAttention(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "batch length width"], cache: KeyValueCache | None = None
     ) -> Float[Tensor, "batch length width"]:
-        """Attends within the sequence; with a cache, from the positions that `hidden` adds to it."""
+        """Attend within the sequence; with a cache, from the positions that `hidden` adds to it."""
         projected = self.query_key_value(hidden).unflatten(-1, (3, self.num_heads, self.head_dim))
         if cache is not None:
             query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)  # each [batch, heads, length, head_dim]
@@ -113,7 +113,7 @@ class TransformerLayer(nn.Module):
         self.fc2 = nn.Linear(4 * config.width, config.width)
 
     def block_outputs(self) -> tuple[nn.Linear, nn.Linear]:
-        """The projections that end the two residual blocks."""
+        """Return the projections that end the two residual blocks."""
         return self.attention.output, self.fc2
 
     def forward(
@@ -158,7 +158,7 @@ class SparseTransformer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws N(0, 0.02) weights; those that end a residual block are divided by sqrt(2 * depth). Biases become 0."""
+        """Draw N(0, 0.02) weights; those that end a residual block are divided by sqrt(2 * depth). Biases become 0."""
         draw_normal_weights(self)
         for module in self.modules():
             if isinstance(module, TransformerLayer):
@@ -166,7 +166,7 @@ class SparseTransformer(nn.Module):
                     projection.weight.div_(math.sqrt(2 * self.config.depth))
 
     def gradient_blocks(self) -> dict[str, tuple[nn.Module, ...]]:
-        """The residual blocks, two of each layer, as the modules from where one leaves the identity path."""
+        """Return the residual blocks, two of each layer, as the modules from where one leaves the identity path."""
         blocks: dict[str, tuple[nn.Module, ...]] = {}
         for number, layer in enumerate(self.layers):
             assert isinstance(layer, TransformerLayer)
@@ -198,7 +198,7 @@ class SparseTransformer(nn.Module):
     def own_tokens(
         self, text_tokens: Int[Tensor, "batch text"], image_tokens: Int[Tensor, "batch image"]
     ) -> tuple[Int[Tensor, "batch own_text"], Int[Tensor, "batch own_image"]]:
-        """The tokens that `forward` gives logits of: all of them where sequences are whole."""
+        """Return the tokens that `forward` gives logits of: all of them where sequences are whole."""
         if current_shard() is None:
             return text_tokens, image_tokens
         positions = local_positions(self.config.pattern(0).length, text_tokens.device)
@@ -214,14 +214,14 @@ class SparseTransformer(nn.Module):
         return hidden[:, of_text], hidden[:, of_image]
 
     def _kinds(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the token after each position is one of the text, and whether it is one of the image."""
+        """Return whether the token after each position is one of the text, and whether it is one of the image."""
         before_image, last = self.config.text_tokens, self.config.pattern(0).length - 1
         return positions < before_image, (positions > before_image) & (positions < last)
 
     def start_decoding(
         self, text_tokens: Int[Tensor, "batch text"], prime_tokens: Int[Tensor, "batch primed"] | None = None
     ) -> tuple[Float[Tensor, "batch image_vocabulary"], list[KeyValueCache]]:
-        """Runs the prefix; gives the logits of the next image token and the layers' caches.
+        """Run the prefix; gives the logits of the next image token and the layers' caches.
 
         Args:
             prime_tokens: Tokens of the image's first rows, complete ones.
@@ -245,7 +245,7 @@ class SparseTransformer(nn.Module):
     def decode_step(
         self, image_tokens: Int[Tensor, " batch"], caches: list[KeyValueCache]
     ) -> Float[Tensor, "batch image_vocabulary"]:
-        """Appends one image token to each sequence, in place in `caches`; gives the logits of the one after it."""
+        """Append one image token to each sequence, in place in `caches`; gives the logits of the one after it."""
         index = caches[0].length - (self.config.text_tokens + 2)
         return self._last_logits(self._embed_image(image_tokens.unsqueeze(1), index), caches)
 

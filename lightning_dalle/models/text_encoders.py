@@ -28,7 +28,7 @@ class TextEncoder(Protocol):
 
     # The command line compares annotations with those of the class it is given: shapes are never equal, Any always is.
     def encode(self, captions: Any) -> Any:
-        """Return features of captions, a sequence of strings: floating point [captions, tokens, text_width].
+        """Return the features of captions, a sequence of strings: floating point [captions, tokens, text_width].
 
         All captions have the same number of tokens at every call, with zeros behind a caption's end.
         """
@@ -85,11 +85,11 @@ class TextTower(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws N(0, 0.02) weights; biases become 0."""
+        """Draw N(0, 0.02) weights; biases become 0."""
         draw_normal_weights(self)
 
     def forward(self, text_tokens: Int[Tensor, "batch text"]) -> Float[Tensor, "batch text width"]:
-        """Features of each token, normalised."""
+        """Return the features of each token, normalised."""
         hidden = self.embedding(text_tokens) + self.position_embedding.weight
         for layer in self.layers:
             hidden = layer(hidden)
@@ -136,14 +136,14 @@ class OpenClipTextEncoder(nn.Module):
         return self.tower.width
 
     def encode(self, captions: Sequence[str]) -> Float[Tensor, "captions text text_width"]:
-        """Features of captions, zeros behind a caption's end; with gradients where the tower is trained."""
+        """Return the features of captions, zeros behind a caption's end; with gradients where the tower is trained."""
         tokens = self.tokenizer(list(captions)).to(self.tower.positional_embedding.device)
         with nullcontext() if self.trained else evaluation_mode(self.tower):
             _, features = self.tower(tokens)
         return features * self._valid(tokens).unsqueeze(-1)
 
     def _valid(self, tokens: Int[Tensor, "captions text"]) -> Bool[Tensor, "captions text"]:
-        """Tokens up to the end of text, found as open_clip finds it."""
+        """Return tokens up to the end of text, found as open_clip finds it."""
         if self.tower.pool_type == "argmax":
             ends = tokens.argmax(dim=1, keepdim=True)
         elif self.tower.pool_type == "eos":

@@ -233,7 +233,7 @@ class VideoDiT(nn.Module):
     def _embed_times(
         self, times: Float[Tensor, " clips"], text: Float[Tensor, "clips text text_width"], known_first: Tensor | None
     ) -> Float[Tensor, "rows width"]:
-        """Return features of the clips' times, and then of time 0 for each if some first frame is known."""
+        """Return the features of the clips' times, and then of time 0 for each if some first frame is known."""
         embedded = self.timestep_embedder(times if known_first is None else torch.cat([times, torch.zeros_like(times)]))
         if self.text_pooling is None:
             return embedded

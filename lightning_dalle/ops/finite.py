@@ -14,7 +14,7 @@ def to_local(tensor: Tensor) -> Tensor:
 
 
 def finite_flag(tensors: Sequence[Tensor], device: torch.device | str) -> Bool[Tensor, ""]:
-    """Whether every entry of every tensor is finite, as a flag on `device` that nobody has waited for."""
+    """Return whether every entry of every tensor is finite, as a flag on `device` that nobody has waited for."""
     filled = [tensor for tensor in tensors if tensor.numel()]
     if not filled:
         return torch.ones((), dtype=torch.bool, device=device)
@@ -24,7 +24,7 @@ def finite_flag(tensors: Sequence[Tensor], device: torch.device | str) -> Bool[T
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether every entry of every tensor is finite.
+    """Return whether every entry of every tensor is finite.
 
     Example:
         >>> all_finite([torch.ones(3), torch.full((2,), 3e38)]), all_finite([torch.tensor([1.0, torch.inf])])

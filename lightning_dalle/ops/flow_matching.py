@@ -14,7 +14,7 @@ LEAST_TIME = 0.05
 def interpolate(
     data: Float[Tensor, "batch *shape"], noise: Float[Tensor, "batch *shape"], times: Float[Tensor, " batch"]
 ) -> Float[Tensor, "batch *shape"]:
-    """The point of each sample's line at its time: (1 - t) data + t noise."""
+    """Return the point of each sample's line at its time: (1 - t) data + t noise."""
     times = times.to(data.dtype).view(-1, *[1] * (data.ndim - 1))
     return torch.lerp(data, noise, times)
 
@@ -22,14 +22,14 @@ def interpolate(
 def velocity_target(
     data: Float[Tensor, "batch *shape"], noise: Float[Tensor, "batch *shape"]
 ) -> Float[Tensor, "batch *shape"]:
-    """The line's derivative by t, which the network learns: noise - data, at every t."""
+    """Return the line's derivative by t, which the network learns: noise - data, at every t."""
     return noise - data
 
 
 def velocity_towards(
     points: Float[Tensor, "batch *shape"], data: Float[Tensor, "batch *shape"], times: Float[Tensor, " batch"]
 ) -> Float[Tensor, "batch *shape"]:
-    """The velocity of lines that lead from points at their times to data at 0: (points - data) / t.
+    """Return the velocity of lines that lead from points at their times to data at 0: (points - data) / t.
 
     With the best guess of the data given each point it is the best guess of `velocity_target` (Li & He 2025, arXiv
     2511.13720, section 4). Times below `LEAST_TIME` count as that much, so that errors are never magnified further.
@@ -44,7 +44,7 @@ def shift_times(times: Float[Tensor, "*shape"], shift: float | Float[Tensor, "*#
 
 
 def resolution_shift(num_values: int, base_values: int, base_shift: float) -> float:
-    """The shift of a clip with `num_values` values if one of `base_values` has `base_shift`.
+    """Return the shift of a clip with `num_values` values if one of `base_values` has `base_shift`.
 
     The root of their ratio keeps the uncertainty about the data at each time (Esser et al. 2024, section 5.3.2).
     """

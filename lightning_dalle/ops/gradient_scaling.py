@@ -49,7 +49,7 @@ class _UnscaledParameter(torch.autograd.Function):
 
 
 def unscale_input(tensor: Float[Tensor, "..."], scale: Scale) -> Float[Tensor, "..."]:
-    """What enters a block: its gradient is divided by the scale, and becomes 0 where it is not finite.
+    """Return what enters a block: its gradient is divided by the scale, and becomes 0 where it is not finite.
 
     So a gradient that overflows in one block does not reach the blocks before it.
     """
@@ -57,10 +57,10 @@ def unscale_input(tensor: Float[Tensor, "..."], scale: Scale) -> Float[Tensor, "
 
 
 def scale_output(tensor: Float[Tensor, "..."], scale: Scale) -> Float[Tensor, "..."]:
-    """What leaves a block, in 32 bits: its gradient is multiplied by the scale and then rounded to the block's type."""
+    """Return what leaves a block, in 32 bits: its gradient is multiplied by the scale, then rounded to the type."""
     return _ScaledOutput.apply(tensor, scale)
 
 
 def unscale_parameter(parameter: Float[Tensor, "..."], scale: Scale) -> Float[Tensor, "..."]:
-    """A parameter for use within a block: its gradient is divided by the scale, and stays non-finite where it is."""
+    """Return a parameter for use in a block: its gradient is divided by the scale, and stays non-finite where it is."""
     return _UnscaledParameter.apply(parameter, scale)

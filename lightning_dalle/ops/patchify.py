@@ -39,6 +39,6 @@ def patchify(
 def unpatchify(
     patches: Float[Tensor, "batch tokens features"], grid: Grid, patch_size: Grid
 ) -> Float[Tensor, "batch channels time height width"]:
-    """The inverse of `patchify`, for a sequence of `grid` tokens."""
+    """Return the inverse of `patchify`, for a sequence of `grid` tokens."""
     split = patches.unflatten(-1, (-1, *patch_size)).unflatten(1, grid)  # [batch, t, h, w, channels, pt, ph, pw]
     return split.permute(0, 4, 1, 5, 2, 6, 3, 7).flatten(6, 7).flatten(4, 5).flatten(2, 3)

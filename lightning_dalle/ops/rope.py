@@ -28,7 +28,7 @@ class RotaryEmbedding(NamedTuple):
     phases: Complex[Tensor, "#batch tokens half"] | None = None
 
     def for_many(self, pairing: Pairing) -> "RotaryEmbedding":
-        """The same with `phases`, made once for many calls of `apply_rotary_emb`, where those use them."""
+        """Return the same with `phases`, made once for many calls of `apply_rotary_emb`, where those use them."""
         # torch.compile makes one pass over memory of plain operations, and not of complex ones.
         if pairing == "half_split" or torch.compiler.is_compiling():
             return self
@@ -38,7 +38,7 @@ class RotaryEmbedding(NamedTuple):
 def rotary_angles(
     positions: Shaped[Tensor, "*shape"], frequencies: Float64[Tensor, " half"]
 ) -> Float64[Tensor, "*shape half"]:
-    """Radians by which each pair is turned at each position, which may be fractional."""
+    """Return radians by which each pair is turned at each position, which may be fractional."""
     return positions.double().unsqueeze(-1) * frequencies.to(positions.device)
 
 
@@ -59,7 +59,7 @@ def apply_rotary_emb(
 
 
 def half_split_order(head_dim: int) -> Int[Tensor, " head_dim"]:
-    """Places of interleaved features in the order of the half-split pairing, its inverse by `argsort`.
+    """Return places of interleaved features in the order of the half-split pairing, its inverse by `argsort`.
 
     Weights that were trained with one pairing serve the other only if the rows of their query and key projections (and
     the gains of a norm on them) are permuted so.
@@ -88,7 +88,7 @@ class RotaryGridConfig:
     Args:
         original_max_position_embeddings: Tokens of the longest axes in training, to which policies compare.
         axis_dims: Features of a head that each axis turns; None is 1/4, 3/8, 3/8 of the head.
-        base: Of each axis's frequencies, which start anew from the highest on each.
+        base: Base of each axis's frequencies, which start anew from the highest on each.
         coordinate_scale: What coordinates are multiplied with.
         policies: In force in training, for grids that differ from `original_max_position_embeddings`: objects,
             kinds, or mappings of a kind and its fields.
@@ -121,7 +121,7 @@ class RotaryGridConfig:
         object.__setattr__(self, "policies", resolve_policies(self.policies))
 
     def split(self, head_dim: int) -> tuple[int, int, int]:
-        """Features of each axis for heads of `head_dim`.
+        """Return the features of each axis for heads of `head_dim`.
 
         Raises:
             ValueError: If the head does not divide so.
@@ -189,7 +189,7 @@ def grid_rotation(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> RotaryEmbedding:
-    """The table of a whole clip in raster order, behind as many tokens of text that stay unrotated.
+    """Return the table of a whole clip in raster order, behind as many tokens of text that stay unrotated.
 
     Angles are in float64, whatever the table is.
     """
@@ -203,7 +203,7 @@ def grid_rotation(
 
 
 def position_frequencies(original_max_position_embeddings: Grid, num_frequencies: int) -> Float64[Tensor, "waves 3"]:
-    """Radians that each wave turns from one token to the next along time, height and width.
+    """Return radians that each wave turns from one token to the next along time, height and width.
 
     Each has its own slant: a sum of waves along single axes could not tell "early and on the left" without learning the
     product. From half a turn over the trained axis to half a turn over two tokens, evenly spread in the logarithm by a

@@ -36,10 +36,10 @@ class ExtrapolationPolicy(ABC):
 
     @abstractmethod
     def frequencies(self, dim: int, base: float, trained: int, target: int) -> Float64[Tensor, " half"]:
-        """Radians that each pair of the axis turns from one point to the next."""
+        """Return radians that each pair of the axis turns from one point to the next."""
 
     def amplitude(self, trained: int, target: int) -> float:
-        """What rotated queries and keys are multiplied with."""
+        """Return what rotated queries and keys are multiplied with."""
         return 1.0
 
 
@@ -50,7 +50,7 @@ class Default(ExtrapolationPolicy):
     kind: str = field(default="default", init=False)
 
     def frequencies(self, dim: int, base: float, trained: int, target: int) -> Float64[Tensor, " half"]:
-        """Those of training."""
+        """Return the frequencies of training."""
         return rotary_frequencies(dim, base)
 
 
@@ -71,7 +71,7 @@ class PositionInterpolation(ExtrapolationPolicy):
             raise ValueError(f"alignment ({self.alignment!r}) must be 'endpoints' or 'ratio'")
 
     def frequencies(self, dim: int, base: float, trained: int, target: int) -> Float64[Tensor, " half"]:
-        """Those of training, divided.
+        """Return the frequencies of training, divided.
 
         Raises:
             ValueError: If end points of a longer axis are to lie on those of a trained axis of one point.
@@ -94,7 +94,7 @@ class NTKAware(ExtrapolationPolicy):
     kind: str = field(default="ntk_aware", init=False)
 
     def frequencies(self, dim: int, base: float, trained: int, target: int) -> Float64[Tensor, " half"]:
-        """Those of the larger base; of training on axes that are no longer.
+        """Return the frequencies of the larger base; those of training on axes that are no longer.
 
         Raises:
             ValueError: If the axis has one pair only, whose frequency no base changes.
@@ -111,7 +111,7 @@ class YaRN(ExtrapolationPolicy):
     Args:
         slow_rotations: Pairs that turn less often than this over the trained axis are interpolated wholly; the paper's
             alpha, chosen there for text.
-        fast_rotations: Those that turn more often are left as they are; the paper's beta.
+        fast_rotations: Frequencies that turn more often are left as they are; the paper's beta.
         temperature: Amplify queries and keys of the axis by 0.1 ln(target / trained) + 1.
     """
 
@@ -128,7 +128,7 @@ class YaRN(ExtrapolationPolicy):
             )
 
     def frequencies(self, dim: int, base: float, trained: int, target: int) -> Float64[Tensor, " half"]:
-        """A blend of those of training and the interpolated ones."""
+        """Return a blend of those of training and the interpolated ones."""
         frequencies = rotary_frequencies(dim, base)
         rotations = trained * frequencies / (2 * math.pi)
         kept = (rotations - self.slow_rotations) / (self.fast_rotations - self.slow_rotations)
@@ -136,7 +136,7 @@ class YaRN(ExtrapolationPolicy):
         return frequencies * (kept + (1 - kept) / _growth(trained, target))
 
     def amplitude(self, trained: int, target: int) -> float:
-        """The root of the paper's 1 / t, as it stands at both factors of a score."""
+        """Return the root of the paper's 1 / t, as it stands at both factors of a score."""
         return 0.1 * math.log(_growth(trained, target)) + 1 if self.temperature else 1.0
 
 
@@ -154,7 +154,7 @@ class RIFLEx(ExtrapolationPolicy):
     kind: str = field(default="riflex", init=False)
 
     def frequencies(self, dim: int, base: float, trained: int, target: int) -> Float64[Tensor, " half"]:
-        """Those of training but for one of 0.9 * 2 pi / target.
+        """Return the frequencies of training but for one of 0.9 * 2 pi / target.
 
         Raises:
             ValueError: If there is no such component.
@@ -175,7 +175,7 @@ class FrameRateAware(ExtrapolationPolicy):
 
     Args:
         trained_fps: Frames per second that the frequencies are meant for.
-        fps: Those of the clip.
+        fps: Frames per second of the clip.
     """
 
     trained_fps: float
@@ -187,7 +187,7 @@ class FrameRateAware(ExtrapolationPolicy):
             raise ValueError(f"trained_fps ({self.trained_fps}) and fps ({self.fps}) must be positive")
 
     def frequencies(self, dim: int, base: float, trained: int, target: int) -> Float64[Tensor, " half"]:
-        """Those of training times trained_fps / fps."""
+        """Return the frequencies of training times trained_fps / fps."""
         return rotary_frequencies(dim, base) * (self.trained_fps / self.fps)
 
 
@@ -203,7 +203,7 @@ TIME_ONLY = (RIFLEx, FrameRateAware)
 
 
 def as_policy(value: ExtrapolationPolicy | str | Mapping[str, Any]) -> ExtrapolationPolicy:
-    """A policy from its kind, or from a mapping with its kind and fields, as `dataclasses.asdict` gives it.
+    """Return a policy from its kind, or from a mapping with its kind and fields, as `dataclasses.asdict` gives it.
 
     Raises:
         ValueError: If the kind or a field is unknown.

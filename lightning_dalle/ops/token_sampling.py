@@ -43,7 +43,7 @@ def sample_tokens(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Int[Tensor, " batch"]:
-    """One token per row by inverting the cumulative distribution at `uniforms`, in float64.
+    """Return one token per row by inverting the cumulative distribution at `uniforms`, in float64.
 
     `top_k` keeps the likeliest tokens (of equals the lower ids), then `top_p` the fewest whose probability reaches it.
     Tokens stay in the order of their ids, so rounding of the logits moves a draw only at an interval's very edge.
@@ -80,10 +80,10 @@ def _likeliest(probabilities: Tensor, top_k: int | None, top_p: float | None) ->
 def replace_tokens(
     tokens: Int[Tensor, "*shape"], share: float, vocabulary_size: int, generator: torch.Generator
 ) -> Int[Tensor, "*shape"]:
-    """A copy in which each token is, with probability `share`, one drawn uniformly from the whole vocabulary.
+    """Return a copy in which each token is, with probability `share`, one drawn uniformly from the whole vocabulary.
 
     Args:
-        generator: Of the tokens' device.
+        generator: Generator of the tokens' device.
     """
     drawn = torch.randint(vocabulary_size, tokens.shape, generator=generator, device=tokens.device)
     replaced = torch.rand(tokens.shape, generator=generator, device=tokens.device) < share

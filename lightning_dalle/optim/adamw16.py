@@ -113,7 +113,7 @@ class AdamW16(Optimizer):
                     self.state[parameter][name] = _in_form(moment, is_packed, float_format, parameter.dtype)
 
     def _with_forms(self, group: dict[str, Any]) -> Iterator[tuple[Tensor, bool]]:
-        """Each parameter of a group, and whether its moments are in 16 bits."""
+        """Yield each parameter of a group, and whether its moments are in 16 bits."""
         names = group.get("param_names", [""] * len(group["params"]))
         for name, parameter in zip(names, group["params"], strict=True):
             kept = self._keep_32bit is not None and self._keep_32bit.search(name) is not None

@@ -51,7 +51,7 @@ class ChainedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps all parts, in their order."""
+        """Step all parts, in their order."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -117,14 +117,14 @@ class Muon(torch.optim.Muon):
 def muon_with_adamw(
     matrices: Sequence[tuple[str, Parameter]], others: Optimizer, weight_decay: float
 ) -> ChainedOptimizer:
-    """Join Muon with an AdamW of torch or of this package, whose learning rate it takes.
+    """Chain Muon with an AdamW of torch or of this package, whose learning rate it takes.
 
     Its steps are as large as AdamW's usually are (Liu et al. 2025, arXiv 2502.16982, section 2.2), so that one learning
     rate fits both.
 
     Args:
         matrices: With their names; of the layers inside, without embeddings and unembeddings.
-        others: Of all other parameters, with names too.
+        others: Optimizer of all other parameters, with names too.
 
     Raises:
         ValueError: If a matrix is sharded: Muon needs whole ones.

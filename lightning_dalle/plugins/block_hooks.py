@@ -15,12 +15,12 @@ from lightning_dalle.ops.gradient_scaling import Scale, scale_output, unscale_in
 
 
 def next_node_number() -> int:
-    """The number that autograd gives to the node that it makes next in this thread."""
+    """Return the number that autograd gives to the node that it makes next in this thread."""
     return torch.autograd._get_sequence_nr()
 
 
 def holds_reentrant_checkpoint(output: Tensor, first_number: int) -> bool:
-    """Whether a checkpoint with `use_reentrant=True` stands among the nodes of a tensor's graph from a number on.
+    """Return whether a checkpoint with `use_reentrant=True` is among the nodes of a graph from a number on.
 
     Its recomputation makes a graph of its own, in which parameters are used that were not there in the forward pass.
 
@@ -55,8 +55,8 @@ class BlockHooks:
 
     Args:
         parts: Modules that run one after another.
-        scale: Of the gradient inside the block.
-        dtype: Of the block's body at the time; float32 is no autocast.
+        scale: Scale of the gradient inside the block.
+        dtype: Dtype of the block's body at the time; float32 is no autocast.
     """
 
     def __init__(self, parts: tuple[nn.Module, ...], scale: Scale, dtype: Callable[[], torch.dtype]) -> None:
@@ -76,7 +76,7 @@ class BlockHooks:
                 self._attach(module, self._before_bias, self._after_bias)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "BlockHooks":
-        """The same hooks: a copied module, as averaging of weights makes one, is scaled like the original."""
+        """Return the same hooks: a copied module, as averaging of weights makes one, is scaled like the original."""
         return self
 
     def remove(self) -> None:

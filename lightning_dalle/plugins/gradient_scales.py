@@ -36,9 +36,9 @@ class GradientScales:
     `backoff_interval` updates ago. Blocks do not touch each other. Skipped updates count as updates.
 
     Args:
-        names: Of the blocks.
+        names: Names of the blocks.
         num_replicas: Data-parallel replicas; the three scales below are multiplied by it.
-        growth_factor: Of the scale at each update whose gradients in the block are all finite.
+        growth_factor: Growth factor of the scale at each update whose gradients in the block are all finite.
         backoff_factor: Divides the scale where they are not.
         backoff_interval: Updates from one division of a scale to the next one at least.
 

@@ -40,13 +40,13 @@ class PerBlockGradientScaling(Precision):
     Args:
         blocks: A regular expression that the whole name of a submodule matches, or a class of submodules, or several;
             None asks the LightningModule's `gradient_blocks()`, see `HasGradientBlocks`.
-        dtype: Of the blocks' bodies. float32 is for comparison.
+        dtype: Dtype of the blocks' bodies. float32 is for comparison.
         num_replicas: Multiplies the three scales; None is the number of data-parallel replicas of the run.
 
     Attributes:
         num_updates: Updates so far, skipped ones included.
         num_skipped_updates: Updates that were skipped.
-        update_is_skipped: Of the current or last update; known before `on_before_optimizer_step`.
+        update_is_skipped: Update is skipped of the current or last update; known before `on_before_optimizer_step`.
 
     Raises:
         ValueError: If the dtype is unknown or a constant is out of range.
@@ -127,7 +127,7 @@ class PerBlockGradientScaling(Precision):
         return dict(self.scales.scales)
 
     def scale_changes(self) -> tuple[dict[str, int], dict[str, int]]:
-        """How often the scale of each block grew and was divided."""
+        """Return how often the scale of each block grew and was divided."""
         return dict(self.scales.num_growths), dict(self.scales.num_divisions)
 
     def optimizer_step(  # type: ignore[override]
@@ -158,7 +158,7 @@ class PerBlockGradientScaling(Precision):
         return optimizer.step(**kwargs)
 
     def _look_at_gradients(self, optimizer: Optimizable, device: torch.device) -> tuple[dict[str, bool], bool]:
-        """Whether gradients are finite, of each block that the optimizer has parameters of, and of all others."""
+        """Return whether gradients are finite, of each block with parameters in the optimizer, and of all others."""
         optimized = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         within = {name: dict.fromkeys(_parameters(parts)) for name, parts in self.blocks.items()}
         in_blocks = {parameter for parameters in within.values() for parameter in parameters}
@@ -197,7 +197,7 @@ def _parameters(parts: tuple[nn.Module, ...]) -> Iterator[Tensor]:
 
 
 def _strategy(module: nn.Module) -> Any:
-    """That of the module's Trainer, or None."""
+    """Return the plugin of the module's Trainer, or None."""
     return getattr(getattr(module, "_trainer", None), "strategy", None)
 
 
@@ -208,5 +208,5 @@ def _device(module: nn.Module) -> torch.device:
 
 
 def _num_replicas(module: nn.Module) -> int:
-    """How many replicas see data of their own; 1 without a Trainer."""
+    """Return how many replicas see data of their own; 1 without a Trainer."""
     return (getattr(_strategy(module), "distributed_sampler_kwargs", None) or {}).get("num_replicas", 1)

@@ -53,7 +53,7 @@ PANELS: dict[str, Sequence[Panel]] = {
 
 
 def draw_panels(stage: str, curves: Curves) -> list[str]:
-    """The drawings of a stage as SVG elements; panels without any logged value are left out."""
+    """Return the drawings of a stage as SVG elements; panels without any logged value are left out."""
     panels = [panel for panel in PANELS[stage] if any(curves.get(name) for name in panel.lines)]
     return [_draw(panel, curves, f"{stage}-{number}") for number, panel in enumerate(panels)]
 

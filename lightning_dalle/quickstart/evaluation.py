@@ -60,7 +60,7 @@ class EvaluationMetric:
         return f"{'>' if self.strict else '≥'} {self._text(self.target)}"
 
     def as_mapping(self) -> dict[str, Any]:
-        """All fields, and whether the target is met."""
+        """Return all fields, and whether the target is met."""
         return {**dataclasses.asdict(self), "met": self.met}
 
     def _text(self, value: float) -> str:
@@ -74,7 +74,7 @@ class EvaluationMetric:
 def mean_psnr(
     reconstructions: UInt8[Tensor, "images 3 height width"], images: UInt8[Tensor, "images 3 height width"]
 ) -> float:
-    """The ratio in dB of each image, averaged over the images."""
+    """Return the ratio in dB of each image, averaged over the images."""
     ratios = peak_signal_noise_ratio(
         reconstructions.double(), images.double(), data_range=255.0, dim=(1, 2, 3), reduction="none"
     )
@@ -100,8 +100,8 @@ class Prompts:
     """A section of the report: captions with their candidates.
 
     Args:
-        title: Of the section.
-        description: What the captions and correct are.
+        title: Title of the section.
+        description: What the captions are, and which candidates are correct.
         pictures: Best first.
         correct: Whether each candidate is what it should be.
         originals: For captions of the training set, the pictures that bear them.

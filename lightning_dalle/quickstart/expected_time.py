@@ -52,8 +52,8 @@ class Pace:
         start_seconds: From the start of the stage to its first update.
         update_seconds: One update with the loading of its batch, once what is computed once is there.
         validation_seconds: One validation.
-        updates: Of the whole stage.
-        validations: Of the whole stage, evenly spaced.
+        updates: Updates of the whole stage.
+        validations: Validations of the whole stage, evenly spaced.
     """
 
     start_seconds: float
@@ -63,11 +63,11 @@ class Pace:
     validations: int
 
     def stage_seconds(self, done: int = 0) -> float:
-        """What a stage takes that starts with some updates done, by an attempt before."""
+        """Return what a stage takes that starts with some updates done, by an attempt before."""
         return self.start_seconds + (self.updates - done) * self.update_seconds + self.seconds_of_validations(done)
 
     def seconds_of_validations(self, done: int, each: float | None = None) -> float:
-        """What validations take that are still to come; the one that may follow update `done` is one of them."""
+        """Return what validations take that are still to come; the one that may follow update `done` is one of them."""
         left = self.validations - self.validations * max(0, done - 1) // self.updates
         return left * (self.validation_seconds if each is None else each)
 
@@ -79,7 +79,7 @@ class RemainingTime:
     is kept for the later ones, such as image tokens; what follows that epoch is therefore told from the pace.
 
     Args:
-        pace: Of the stage, as it was found before.
+        pace: Pace of the stage, as it was found before.
         updates_per_epoch: How many updates see everything once.
         clock: Gives seconds.
     """
@@ -111,7 +111,7 @@ class RemainingTime:
         self._mark += self._validation_seconds
 
     def seconds(self, done: int) -> float:
-        """What is left after `done` updates of the whole stage."""
+        """Return what is left after `done` updates of the whole stage."""
         left = self.pace.updates - done
         as_recent = left if self._first_epoch_left <= 0 else min(left, self._first_epoch_left)
         updates = as_recent * self._recent_seconds() + (left - as_recent) * self.pace.update_seconds
@@ -126,7 +126,7 @@ class RemainingTime:
 
 
 def seconds_without_training(data: str, stage: str, speed: MachineSpeed) -> float:
-    """What a stage takes that trains nothing: its typical time at the speed of matrix products here."""
+    """Return what a stage takes that trains nothing: its typical time at the speed of matrix products here."""
     return TYPICAL_SECONDS[data][stage] * REFERENCE.gflops / speed.gflops
 
 
@@ -147,7 +147,7 @@ def explain_slow_stages(
 
 
 def slow_reasons(speed: MachineSpeed) -> list[str]:
-    """What this machine lacks that the one of the typical times had."""
+    """Return what this machine lacks that the one of the typical times had."""
     reasons = []
     if speed.cores < REFERENCE.cores:
         reasons.append(f"only {speed.cores:g} {'core' if speed.cores <= 1 else 'cores'} can be used")
@@ -166,7 +166,7 @@ def slow_reasons(speed: MachineSpeed) -> list[str]:
 
 
 def format_minutes(seconds: float) -> str:
-    """Seconds in words that do not promise more than they know.
+    """Return seconds in words that do not promise more than they know.
 
     Example:
         >>> format_minutes(20), format_minutes(140)

@@ -25,7 +25,7 @@ _PACKAGES = ("lightning-dalle", "torch", "lightning", "torchmetrics", "open-clip
 
 
 def training_precision() -> str:
-    """The Trainer's precision: bfloat16 where the hardware multiplies matrices fast in it, else 32 bits."""
+    """Return the Trainer's precision: bfloat16 where the hardware multiplies matrices fast in it, else 32 bits."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return "bf16-mixed" if has_fast_bfloat16(device) else "32-true"
 
@@ -36,7 +36,7 @@ class MachineSpeed:
 
     Args:
         cores: Used at most, a fraction where a container is given less than one.
-        core_share: Of the time of these cores, what other processes leave.
+        core_share: Share of the time of these cores that other processes leave.
         core_gflops: Matrix products in float32, in 1e9 operations a second that a core works for this process.
         load: Processes that want to run, on average over a minute.
     """
@@ -84,7 +84,7 @@ def usable_cores(control_group: Path = Path("/sys/fs/cgroup")) -> float:
 
 
 def _control_group_cores(folder: Path) -> float:
-    """The limit in the words of the second version of control groups or of the first; infinity without one."""
+    """Return the limit in the words of the second version of control groups or of the first; infinity without one."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         try:
             quota, period = " ".join((folder / name).read_text() for name in names).split()
@@ -111,7 +111,7 @@ class StageLog:
     """Seconds and peak memory of each stage, over all attempts at it, kept in a file.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,7 +119,7 @@ class StageLog:
         self.stages: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.is_file() else {}
 
     def seconds(self, stage: str) -> float:
-        """What a stage took so far."""
+        """Return what a stage took so far."""
         return float(self.stages.get(stage, {}).get("seconds", 0.0))
 
     @contextmanager
@@ -156,7 +156,7 @@ def _forget_peak_memory() -> None:
 
 
 def _peak_memory() -> int:
-    """Bytes of main memory at most."""
+    """Return bytes of main memory at most."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -46,7 +46,7 @@ def evaluate_shapes(models: Models, data: CaptionedShapesDataModule, sampling: S
 
 
 def held_out_prompts(data: CaptionedShapesDataModule, num_objects: int, sampling: Sampling) -> list[str]:
-    """Captions never trained on: some of two objects, or all of one object as often as makes about as many."""
+    """Return captions never trained on: some of two objects, or all of one object as often as makes about as many."""
     captions = data.held_out_captions(num_objects)
     if len(captions) > sampling.num_prompts:
         return random.Random(sampling.seed).sample(captions, sampling.num_prompts)
@@ -130,7 +130,7 @@ def evaluate_open_moji(models: Models, data: OpenMojiDataModule, sampling: Sampl
 
 
 def _bears_caption(models: Models, pictures: RankedPictures, images: Tensor, all_captions: list[str]) -> Tensor:
-    """Whether the nearest image of the set bears the caption of each candidate."""
+    """Return whether the nearest image of the set bears the caption of each candidate."""
     candidates = models.contrastive.encode_images(pictures.images.flatten(0, 1))
     nearest, _ = nearest_neighbours(candidates, models.contrastive.encode_images(images))
     return pictures.bear_caption(nearest, all_captions)

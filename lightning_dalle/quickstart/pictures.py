@@ -39,7 +39,7 @@ class Models:
 
 
 def load_final(kind: Any, folder: RunFolder, stage: str) -> Any:
-    """The trained module of a stage, ready to use."""
+    """Return the trained module of a stage, ready to use."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return kind.load_from_checkpoint(folder.checkpoint(stage), map_location=device, weights_only=True).eval()
 
@@ -58,7 +58,7 @@ class RankedPictures:
         return [caption for caption in self.captions for _ in range(self.images.shape[1])]
 
     def bear_caption(self, nearest: Int[Tensor, " pictures"], all_captions: Sequence[str]) -> Tensor:
-        """Whether the sample of the set that each candidate is nearest to bears its caption, [captions, candidates].
+        """Return whether the sample nearest to each candidate bears its caption, [captions, candidates].
 
         Args:
             nearest: Index in the set, in the order of `images.flatten(0, 1)`.
@@ -116,6 +116,6 @@ def split_samples(
 
 
 def training_prompts(data: CaptionedDataModule, sampling: Sampling) -> list[str]:
-    """Captions of the training set, chosen by the seed."""
+    """Return captions of the training set, chosen by the seed."""
     captions = sorted(set(data.captions("train")))
     return random.Random(sampling.seed).sample(captions, min(sampling.num_prompts, len(captions)))

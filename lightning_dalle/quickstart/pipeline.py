@@ -131,7 +131,7 @@ class Pipeline:
         return work[stage]
 
     def _marker(self, stage: str) -> Path:
-        """The file whose presence says that a stage is finished."""
+        """Return the file whose presence says that a stage is finished."""
         markers = {"tokenizer": self.folder.tokenizer, "pictures": self.folder.scores, "report": self.folder.report}
         return markers.get(stage) or self.folder.checkpoint(stage)
 
@@ -143,7 +143,7 @@ class Pipeline:
                 shutil.rmtree(self.folder.work(later), ignore_errors=True)
 
     def _remaining(self, stage: str) -> str:
-        """What is left of the run, in words; the tokenizer, which training needs to be timed, is not waited for."""
+        """Return what is left of the run, in words; the tokenizer, which timing needs, is not waited for."""
         if stage == "tokenizer":
             return ""
         if stage not in self.expected_seconds:

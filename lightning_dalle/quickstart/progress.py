@@ -13,8 +13,8 @@ class StageProgressBar(ProgressBar):
     """Updates done and to do, the remaining time of the stage and of the whole run, and the loss.
 
     Args:
-        title: Of the stage.
-        pace: Of the stage, as it was found before.
+        title: Title of the stage.
+        pace: Pace of the stage, as it was found before.
         later_seconds: Estimate of what the stages after this one take.
     """
 

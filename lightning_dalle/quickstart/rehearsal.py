@@ -125,10 +125,10 @@ class UpdateTimer(Callback):
         self._rest_of_validation += self._lap()
 
     def pace(self, validation_batches: int) -> Pace:
-        """What was found.
+        """Return what was found.
 
         Args:
-            validation_batches: Of a validation of the real stage.
+            validation_batches: Validation batches of a validation of the real stage.
         """
         batch = min(self._validation_batches, default=0.0)
         return Pace(
@@ -140,7 +140,7 @@ class UpdateTimer(Callback):
         )
 
     def _lap(self) -> float:
-        """Seconds since the last call."""
+        """Return seconds since the last call."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = self._clock()

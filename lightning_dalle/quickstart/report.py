@@ -66,7 +66,7 @@ def write_report(folder: RunFolder, stages: Mapping[str, Mapping[str, Any]], mac
 
 
 def render_report(results: Results, stages: Mapping[str, Mapping[str, Any]], machine: Mapping[str, str]) -> str:
-    """The page as text."""
+    """Return the page as text."""
     sections = [
         _opening(results, stages),
         _metrics(results.metrics),
@@ -120,7 +120,7 @@ def _metric_row(metric: EvaluationMetric) -> str:
 
 
 def _attributes(details: Mapping[str, Any]) -> list[str]:
-    """What of drawn shapes is right where not all is; other data have no such shares."""
+    """Return what of drawn shapes is right where not all is; other data have no such shares."""
     return [
         f"""<h3>{title}: shares of what is right</h3>
 <div class="scroll"><table>

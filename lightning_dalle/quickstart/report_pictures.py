@@ -17,7 +17,7 @@ NUM_HERO, NUM_OPEN = 16, 12
 
 
 def hero(groups: Sequence[Mapping[str, Any]]) -> str:
-    """The best pictures of different captions, from each kind of captions in turn."""
+    """Return the best pictures of different captions, from each kind of captions in turn."""
     share = -(-NUM_HERO // len(groups))
     best = [
         (prompts["captions"][index], prompts["images"][index, 0])
@@ -28,7 +28,7 @@ def hero(groups: Sequence[Mapping[str, Any]]) -> str:
 
 
 def prompts(group: Mapping[str, Any]) -> str:
-    """Captions with their candidates, best to worst; each caption once before a click, then the rest."""
+    """Return captions with their candidates, best to worst; each caption once before a click, then the rest."""
     first = _first_of_each_caption(group["captions"])[:NUM_OPEN]
     rest = [index for index in range(len(group["captions"])) if index not in first]
     shown = "\n".join(_prompt(group, index) for index in first)
@@ -68,7 +68,7 @@ draw no better than this.</p>
 
 
 def data_uri(image: UInt8[Tensor, "3 *size"]) -> str:
-    """A picture as a PNG within the page, or a clip as an animated WebP."""
+    """Return a picture as a PNG within the page, or a clip as an animated WebP."""
     if image.ndim == 4:
         return "data:image/webp;base64," + base64.b64encode(encode_animation(image)).decode("ascii")
     buffer = io.BytesIO()

@@ -41,7 +41,7 @@ class Results:
 
 
 def read_curves(logs: Path) -> Curves:
-    """Join the CSV logs of all attempts at a stage; where two saw the same update, the later one counts."""
+    """Chain the CSV logs of all attempts at a stage; where two saw the same update, the later one counts."""
     curves: dict[str, dict[int, float]] = defaultdict(dict)
     attempts = sorted(logs.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.split("_")[1]))
     for attempt in attempts:

@@ -39,10 +39,10 @@ class Sampling:
         num_prompts: Captions of each kind. The few held-out shapes of one object are repeated to about as many.
         num_candidates: Pictures of each caption, among which the reranker chooses; None takes the data's of
             `SAMPLING_OF`.
-        temperature: Of the softmax over image tokens; None takes the data's of `SAMPLING_OF`.
+        temperature: Temperature of the softmax over image tokens; None takes the data's of `SAMPLING_OF`.
         top_p: Draw among the most probable tokens of this share only.
         guidance_scale: Above 1 follows the caption more closely; None takes the data's of `SAMPLING_OF`.
-        seed: Of the choice of captions and of the pictures.
+        seed: Seeds the choice of captions and of the pictures.
 
     Raises:
         ValueError: If a count is out of its range.
@@ -116,7 +116,7 @@ class Settings:
         return TRAINED_STAGES[self.data]
 
     def recipe(self, stage: str) -> Path:
-        """The recipe file of a stage of training."""
+        """Return the recipe file of a stage of training."""
         return find_recipe(recipe_name(self.data, stage))
 
     def as_mapping(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class Settings:
 
 
 def recipe_name(data: str, stage: str) -> str:
-    """The name that `--config` takes."""
+    """Return the name that `--config` takes."""
     return f"{data.replace('-', '_')}/{stage}"
 
 
@@ -134,7 +134,7 @@ class RunFolder:
     """The folder of one run: what stands in it is finished, since files appear whole or not at all.
 
     Args:
-        path: Of the folder.
+        path: Path of the folder.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -171,7 +171,7 @@ class RunFolder:
         return str(json.loads((self.path / "settings.json").read_text())["group"])
 
     def checkpoint(self, stage: str) -> Path:
-        """The final weights of a trained stage."""
+        """Return the final weights of a trained stage."""
         return self.path / f"{stage}.ckpt"
 
     def work(self, stage: str) -> Path:

@@ -41,8 +41,8 @@ def train(settings: Settings, folder: RunFolder, stage: str, title: str, pace: P
     """Run a recipe, from its last checkpoint if there is one, and leave the final weights.
 
     Args:
-        title: Of the progress bar.
-        pace: Of the stage, for the remaining time.
+        title: Title of the progress bar.
+        pace: Pace of the stage, for the remaining time.
         later_seconds: Estimate of what the stages after this one take, for the remaining time.
     """
     with quiet():
@@ -58,7 +58,7 @@ def train(settings: Settings, folder: RunFolder, stage: str, title: str, pace: P
 
 
 def recipe_arguments(settings: Settings, folder: RunFolder, stage: str) -> list[str]:
-    """What a stage adds to its recipe: the results of the stages before it."""
+    """Return what a stage adds to its recipe: the results of the stages before it."""
     tokenizer, discrete_vae = folder.tokenizer, folder.checkpoint("discrete_vae")
     filled_in = {
         "discrete_vae": [],
@@ -78,7 +78,7 @@ def recipe_arguments(settings: Settings, folder: RunFolder, stage: str) -> list[
 
 
 def data_module(settings: Settings) -> CaptionedDataModule:
-    """The data of the recipes."""
+    """Return the data of the recipes."""
     first = settings.trained_stages[0]
     seed = f"--data.init_args.seed={settings.seed}"
     arguments = [f"--config={settings.recipe(first)}", seed, *settings.extra.get(first, [])]
@@ -89,7 +89,7 @@ def data_module(settings: Settings) -> CaptionedDataModule:
 
 
 def last_checkpoint(folder: RunFolder, stage: str) -> Path | None:
-    """The newest whole checkpoint of an interrupted stage.
+    """Return the newest whole checkpoint of an interrupted stage.
 
     A file may be truncated where temporary files live on another disk and the machine stopped while one was copied.
     """

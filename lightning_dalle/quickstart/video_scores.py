@@ -21,7 +21,7 @@ AGREEMENT_TARGET = 0.5
 def motion_metrics(
     generated: UInt8[Tensor, "generated 3 frames height width"], real: UInt8[Tensor, "real 3 frames height width"]
 ) -> list[EvaluationMetric]:
-    """The ratio of the mean frame differences, and how near it is to 1 from either side."""
+    """Return the ratio of the mean frame differences, and how near it is to 1 from either side."""
     ratio = float(frame_difference(generated).mean() / frame_difference(real).mean())
     n = len(generated)
     return [

@@ -29,7 +29,7 @@ def decode_image_tokens(
     max_batch: int = 128,
     on_tokens: Callable[[int], None] | None = None,
 ) -> Int[Tensor, "captions num_candidates image"]:
-    """Draws the image tokens of `num_candidates` images per caption.
+    """Draw the image tokens of `num_candidates` images per caption.
 
     Text and prime run once per caption, then all candidates share their keys and values. One seed is drawn from
     `generator`; a candidate's randomness is keyed by it, the caption, the caption's repetition and the candidate's
@@ -66,7 +66,7 @@ def decode_image_tokens(
 def _start(
     network: SparseTransformer, text_tokens: Tensor, prime_tokens: Tensor | None, guided: bool
 ) -> tuple[Tensor, list[KeyValueCache]]:
-    """Runs each caption's prefix; if guided, the empty caption's after them, one for each (a prime may differ)."""
+    """Run each caption's prefix; if guided, the empty caption's after them, one for each (a prime may differ)."""
     if guided:
         text_tokens = torch.cat([text_tokens, torch.zeros_like(text_tokens)])
         prime_tokens = None if prime_tokens is None else torch.cat([prime_tokens, prime_tokens])
@@ -85,7 +85,7 @@ def _decode_rows(
     guidance_scale: float,
     on_tokens: Callable[[int], None] | None,
 ) -> Tensor:
-    """Draws the tokens that follow the caches' prefix; if guided, the second half of the batch has no captions."""
+    """Draw the tokens that follow the caches' prefix; if guided, the second half of the batch has no captions."""
     first = caches[0].length - (network.config.text_tokens + 2)
     drawn: list[Tensor] = []
     for index in range(first, network.config.image_tokens):
@@ -113,7 +113,7 @@ def _draw_seed(generator: torch.Generator | None) -> int:
 def _candidate_uniforms(
     text_tokens: Tensor, num_candidates: int, image_tokens: int, seed: int
 ) -> Float64[Tensor, "candidates image"]:
-    """One row per candidate, captions outermost; equal captions of one batch are told apart by their repetition."""
+    """Return one row per candidate, captions outermost; equal captions are told apart by their repetition."""
     seen: Counter[tuple[int, ...]] = Counter()
     rows = []
     for caption in map(tuple, text_tokens.tolist()):

@@ -82,7 +82,7 @@ def integrate(
 
 
 def candidate_keys(captions: Sequence[str], num_candidates: int) -> list[tuple[int, ...]]:
-    """What tells samples apart, captions outermost: the caption, how often it came before, the candidate's number.
+    """Return what tells samples apart, captions outermost: caption, how often it came before, candidate's number.
 
     So a sample's noise does not depend on the other captions, nor on how many candidates there are.
     """

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 def token_progress(
     total: int, enabled: bool, description: str = "Drawing image tokens"
 ) -> Iterator[Callable[[int], None]]:
-    """A bar over `total` tokens, or steps, with the remaining time; gives the function that tells it how many are done.
+    """Show a bar over `total` tokens or steps with the remaining time; yields the function that takes what is done.
 
     Args:
         description: What is drawn.

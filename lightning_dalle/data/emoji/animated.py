@@ -85,7 +85,7 @@ class EmojiClips:
 
 
 def load_animated_emoji(frames: int, height: int, width: int, folder: str | Path | None = None) -> EmojiClips:
-    """Every emoji that moves and has a name, in the order of code points; decoded once (some 20 s), then kept on disk.
+    """Return every emoji that moves and has a name, by code points; decoded once (some 20 s), then kept on disk.
 
     Each clip is one turn of its loop, whatever its length, at even times.
 
@@ -126,7 +126,7 @@ def _decode_all(path: Path, shape: tuple[int, int, int]) -> dict[str, np.ndarray
 
 
 def moves(clip: UInt8[np.ndarray, "3 frames height width"]) -> bool:
-    """Whether neighbouring frames differ by more than noise."""
+    """Return whether neighbouring frames differ by more than noise."""
     return bool(np.abs(np.diff(clip.astype(np.int16), axis=1)).mean() >= _MIN_MOTION) if clip.shape[1] > 1 else False
 
 
@@ -163,13 +163,13 @@ class ClipArraySource:
         return len(self.captions)
 
     def caption(self, index: int) -> str:
-        """The caption of one clip."""
+        """Return the caption of one clip."""
         return self.captions[index]
 
     def clip(
         self, index: int, generator: np.random.Generator | None = None
     ) -> tuple[UInt8[np.ndarray, "3 frames height width"], str]:
-        """One clip and its caption; the generator has no choice to make."""
+        """Return one clip and its caption; the generator has no choice to make."""
         return self.clips[index], self.captions[index]
 
 
@@ -233,7 +233,7 @@ class AnimatedEmojiDataModule(CaptionedDataModule):
         load_animated_emoji(self.frames, self.height, self.width, self.cache)
 
     def skipped(self) -> Counter[str]:
-        """How many emoji of the package were left out, by the reason."""
+        """Return how many emoji of the package were left out, by the reason."""
         return Counter(self._skipped)
 
     def load_sources(self, split: str) -> dict[str, ClipArraySource]:

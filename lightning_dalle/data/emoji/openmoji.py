@@ -17,7 +17,7 @@ from lightning_dalle.optional import require
 
 
 def emoji_names() -> dict[str, str]:
-    """The caption of each fully qualified emoji without a skin tone.
+    """Return the caption of each fully qualified emoji without a skin tone.
 
     Raises:
         ModuleNotFoundError: the extra `quickstart` is not installed.
@@ -54,7 +54,7 @@ def _drawings() -> list[tuple[str, Path]]:
 
 
 def _render(path: Path, image_size: int) -> UInt8[np.ndarray, "3 size size"]:
-    """One drawing on white."""
+    """Return one drawing on white."""
     resvg = require("resvg_py", "quickstart")
     png = resvg.svg_to_bytes(
         svg_path=str(path), width=image_size, height=image_size, background="white", skip_system_fonts=True
@@ -74,7 +74,7 @@ def _render_all(image_size: int) -> dict[str, np.ndarray]:
 def load_open_moji(
     image_size: int = 64, cache: str | Path | None = None
 ) -> tuple[UInt8[np.ndarray, "emoji 3 size size"], list[str]]:
-    """Every emoji without a skin tone, drawn on white, and its caption. Rendered once (seconds), then kept on disk.
+    """Return every emoji without a skin tone, drawn on white, and its caption; drawn once, then kept on disk.
 
     Args:
         cache: Folder to keep them in; `LIGHTNING_DALLE_CACHE` or the user's cache folder if None.
@@ -105,11 +105,11 @@ class ArraySource:
         return len(self.captions)
 
     def caption(self, index: int) -> str:
-        """The caption of one image."""
+        """Return the caption of one image."""
         return self.captions[index]
 
     def sample(self, index: int) -> tuple[UInt8[np.ndarray, "3 height width"], str]:
-        """One image and its caption."""
+        """Return one image and its caption."""
         return self.images[index], self.captions[index]
 
 

@@ -29,8 +29,8 @@ class TokenBuckets:
     once. `CaptionedVideosDataModule` makes its batches so; a loader of your own takes it as its `batch_sampler`.
 
     Args:
-        sizes: Of each clip of the set.
-        max_tokens: Of a batch; a clip with more is dropped.
+        sizes: Sizes of each clip of the set.
+        max_tokens: Tokens of a batch at most; a clip with more is dropped.
         token_size: Frames, rows and columns that make a token.
         buckets: Sizes that clips are padded to; None packs them.
         shuffle: Whether to; else clips come in their order, as far as buckets leave it.
@@ -89,7 +89,7 @@ class TokenBuckets:
         return self._batches()[number]
 
     def collate(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """A batch of samples; their `video`s are padded to their bucket, or stay a list."""
+        """Return a batch of samples; their `video`s are padded to their bucket, or stay a list."""
         videos = [sample["video"] for sample in samples]
         others = [{name: value for name, value in sample.items() if name != "video"} for sample in samples]
         batch: dict[str, Any] = {"video": videos, **default_collate(others)}
@@ -100,7 +100,7 @@ class TokenBuckets:
         return batch
 
     def report(self) -> str:
-        """How many clips each size took, padded and dropped."""
+        """Return how many clips each size took, padded and dropped."""
         taken: Counter[Size] = Counter()
         padded: Counter[Size] = Counter()
         dropped: Counter[Size] = Counter()
@@ -114,7 +114,7 @@ class TokenBuckets:
         return "\n".join(lines)
 
     def _target(self, size: Size) -> Size | None:
-        """The size that a clip is brought to; None drops it."""
+        """Return the size that a clip is brought to; None drops it."""
         choices = [size] if self.buckets is None else self.buckets
         holding = (each for each in choices if all(own <= room for own, room in zip(size, each, strict=True)))
         target = next(holding, None)
@@ -178,7 +178,7 @@ def check_tokens(max_tokens: int, token_size: Sequence[int]) -> None:
 def pad_clip(
     clip: Shaped[Tensor, "channels frames height width"], size: Size
 ) -> Shaped[Tensor, "channels padded_frames padded_height padded_width"]:
-    """The clip with its last frames, rows and columns repeated up to `size`."""
+    """Return the clip with its last frames, rows and columns repeated up to `size`."""
     for dim, side in enumerate(size, start=1):
         places = torch.arange(side, device=clip.device).clamp(max=clip.shape[dim] - 1)
         clip = clip.index_select(dim, places)
@@ -203,7 +203,7 @@ class MixedSizes:
 
     Attributes:
         largest: The size that clips are cropped and made smaller to.
-        max_tokens: Of a batch.
+        max_tokens: Tokens of a batch at most.
         token_size: Frames, rows and columns that make a token.
         buckets: Sizes that clips are padded to; None packs them.
         first_frame_alone: Whether packed clips have a frame more than whole tokens.
@@ -231,7 +231,7 @@ class MixedSizes:
                 )
 
     def size_of(self, extent: ClipExtent) -> Size | None:
-        """What a clip is brought to; None if it makes no token."""
+        """Return what a clip is brought to; None if it makes no token."""
         frames, height, width = self.largest.size
         frames = min(frames, math.floor(extent.seconds * self.largest.frame_rate + _TOLERANCE))
         scale = min(1.0, height / extent.height, width / extent.width)
@@ -242,7 +242,7 @@ class MixedSizes:
         return (sides[0], sides[1], sides[2]) if min(sides) > 0 else None
 
     def batches(self, sizes: Sequence[Size], seed: int, shuffle: bool) -> TokenBuckets:
-        """The batches of clips of these sizes.
+        """Return the batches of clips of these sizes.
 
         Raises:
             ValueError: If there is none.

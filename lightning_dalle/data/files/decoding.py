@@ -28,7 +28,7 @@ def image_size(content: bytes) -> tuple[int, int]:
 
 
 def decode_image(content: bytes) -> UInt8[np.ndarray, "3 height width"]:
-    """The upright image; transparent parts are white, of an animation the first frame is taken.
+    """Return the upright image; transparent parts are white, of an animation the first frame is taken.
 
     Raises:
         OSError: the image is broken, truncated, or so large that it may be an attack on the memory.
@@ -38,7 +38,7 @@ def decode_image(content: bytes) -> UInt8[np.ndarray, "3 height width"]:
 
 
 def as_rgb(image: Image.Image) -> UInt8[np.ndarray, "3 height width"]:
-    """The pixels of an opened image, transparent parts in white."""
+    """Return the pixels of an opened image, transparent parts in white."""
     if "A" in image.getbands() or "transparency" in image.info:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     elif image.mode.startswith("I"):  # 16-bit grey, which a conversion would clip
@@ -48,7 +48,7 @@ def as_rgb(image: Image.Image) -> UInt8[np.ndarray, "3 height width"]:
 
 @contextmanager
 def opened_image(content: bytes) -> Iterator[Image.Image]:
-    """The image, with whatever decoders stumble over in damaged files as OSError."""
+    """Return the image, with whatever decoders stumble over in damaged files as OSError."""
     try:
         with Image.open(io.BytesIO(content)) as image:
             yield image
@@ -98,7 +98,7 @@ class ClipExtent(NamedTuple):
 
 
 def clip_extent(content: bytes) -> ClipExtent:
-    """What a clip says of itself; no picture of a video is decoded for it, but those of an animated image are.
+    """Return what a clip says of itself; no picture of a video is decoded for it, but those of an animated image are.
 
     Raises:
         OSError: it cannot be read.
@@ -149,7 +149,7 @@ def _is_animation(content: bytes) -> bool:
 
 
 def _animation(content: bytes) -> Iterator[tuple[float, Image.Image]]:
-    """How many seconds each picture is shown, 0 for a still, and the picture."""
+    """Yield how many seconds each picture is shown, 0 for a still, and the picture."""
     with opened_image(content) as image:
         num_frames = getattr(image, "n_frames", 1)
         for number in range(num_frames):
@@ -169,7 +169,7 @@ def _animation_frames(content: bytes, shape: ClipShape, place: float) -> Iterato
 
 @contextmanager
 def _opened_video(content: bytes) -> Iterator[tuple[Any, Any]]:
-    """The container and its first video stream, with whatever PyAV stumbles over as OSError."""
+    """Return the container and its first video stream, with whatever PyAV stumbles over as OSError."""
     av = require("av", "video")
     try:
         with av.open(io.BytesIO(content)) as container:
@@ -208,7 +208,7 @@ def _video_frames(content: bytes, shape: ClipShape, place: float) -> Iterator[tu
 
 
 def decode_loop(content: bytes, frames: int, height: int, width: int) -> UInt8[np.ndarray, "3 frames height width"]:
-    """One turn of an animated image at even times, whatever its length; a still is repeated.
+    """Return one turn of an animated image at even times, whatever its length; a still is repeated.
 
     Raises:
         OSError: the image is broken.

@@ -102,7 +102,7 @@ class CaptionedImagesDataModule(CaptionedDataModule):
         return self._scan.splits(ImageFilesSource, self.val_share)
 
     def _rejects(self, part: Part, caption: str) -> str | None:
-        """Why a sample is filtered out, if it is. Raises OSError if the image is broken."""
+        """Return why a sample is filtered out, if it is. Raises OSError if the image is broken."""
         size = _header_size(part)
         if self.max_aspect_ratio is not None and rejects_size(size, self.max_aspect_ratio):
             return "aspect ratio"

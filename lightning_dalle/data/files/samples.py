@@ -24,7 +24,7 @@ class Part:
     length: int = -1
 
     def read(self) -> bytes:
-        """The content.
+        """Return the content.
 
         Raises:
             OSError: it cannot be read, or is shorter than it was.
@@ -35,7 +35,7 @@ class Part:
         return content
 
     def read_start(self, length: int) -> bytes:
-        """The first bytes of the content, all of a whole file if negative."""
+        """Return the first bytes of the content, all of a whole file if negative."""
         with open(self.path, "rb") as file:
             file.seek(self.offset)
             return file.read(length if self.length < 0 else min(length, self.length))
@@ -49,11 +49,11 @@ class Sample:
     parts: dict[str, Part] = field(default_factory=dict)
 
     def first_part(self, suffixes: Sequence[str]) -> Part | None:
-        """The part with the first of the suffixes that there is."""
+        """Return the part with the first of the suffixes that there is."""
         return next((self.parts[suffix] for suffix in suffixes if suffix in self.parts), None)
 
     def read_caption(self) -> str:
-        """The caption on one line: the .txt, else the entry `caption` of the .json.
+        """Return the caption on one line: the .txt, else the entry `caption` of the .json.
 
         Raises:
             SampleError: there is none, it is empty, or it cannot be read.
@@ -130,7 +130,7 @@ _BOILERPLATE = re.compile(
 
 
 def rejects_caption(caption: str) -> str | None:
-    """Why the paper's kind of filter leaves a caption out, or None.
+    """Return why the paper's kind of filter leaves a caption out, or None.
 
     The paper names its criteria but neither thresholds nor patterns, and uses the classifier cld3 for the language.
     Here a caption needs three words, four fifths of its letters from the basic Latin alphabet, and more than a file
@@ -147,5 +147,5 @@ def rejects_caption(caption: str) -> str | None:
 
 
 def rejects_size(size: tuple[int, int], max_aspect_ratio: float) -> bool:
-    """Whether the longer side exceeds the shorter one by more than the ratio; the paper's is 2."""
+    """Return whether the longer side exceeds the shorter one by more than the ratio; the paper's is 2."""
     return max(size) > max_aspect_ratio * min(size)

@@ -70,11 +70,11 @@ class FilesSource:
         return len(self.files)
 
     def caption(self, index: int) -> str:
-        """The caption of one file."""
+        """Return the caption of one file."""
         return self.files[index].caption
 
     def first_whole(self, index: int, decode: Callable[[Part], np.ndarray]) -> tuple[np.ndarray, str]:
-        """The content of one file, and its caption.
+        """Return the content of one file, and its caption.
 
         Raises:
             SampleError: too many files are broken. Each worker process counts those that it met itself.
@@ -99,7 +99,7 @@ class FileScan:
     Args:
         path: A folder of files, subfolders included, or of .tar shards; or one shard.
         kind: What the files hold, in messages.
-        suffixes: Of the files that are looked for, lower-cased.
+        suffixes: Suffixes of the files that are looked for, lower-cased.
         rejects: Says of a file and its caption why they are left out, None to keep them; OSError if they are broken.
         max_broken_share: An unusable share above this is an error. A damaged shard counts as one sample.
 
@@ -130,7 +130,7 @@ class FileScan:
     def splits(
         self, source: Callable[[Sequence[CaptionedFile], BrokenFiles], Source], val_share: float
     ) -> dict[str, Source]:
-        """The files as `train` and `val`, divided by a hash of their names."""
+        """Return the files as `train` and `val`, divided by a hash of their names."""
         validation = validation_mask([file.name for file in self.files], val_share)
         return {
             split: source([self.files[index] for index in np.flatnonzero(chosen)], self.broken)
@@ -156,7 +156,7 @@ class FileScan:
         )
 
     def _usable(self) -> Iterator[CaptionedFile]:
-        """What can be used; what cannot is added to `broken`, what is filtered out counted."""
+        """Yield what can be used; what cannot is added to `broken`, what is filtered out counted."""
         for sample in self._samples():
             part = sample.first_part(self.suffixes)
             assert part is not None
@@ -182,7 +182,7 @@ class FileScan:
 
 
 def existing_path(path: str | Path, kind: str) -> Path:
-    """The path of a set, if there is something.
+    """Return the path of a set, if there is something.
 
     Raises:
         FileNotFoundError: there is nothing.
@@ -193,7 +193,7 @@ def existing_path(path: str | Path, kind: str) -> Path:
 
 
 def check_broken_share(max_broken_share: float) -> float:
-    """The share, if it is one.
+    """Return the share, if it is one.
 
     Raises:
         ValueError: it is outside of [0, 1].

@@ -31,7 +31,7 @@ class ClipFilesSource(FilesSource):
 
     Args:
         clip_shape: What each is brought to.
-        sizes: Of those that are brought to another.
+        sizes: Sizes of the clips that are brought to another.
     """
 
     kind = "clip"
@@ -93,7 +93,8 @@ class CaptionedVideosDataModule(CaptionedDataModule):
         path: A folder of such files, subfolders included, or of .tar shards; or one shard.
         frames: Frames of every clip; height and width in pixels.
         frame_rate: Frames per second that are taken; a clip must last for `frames` of them, without `max_tokens`.
-        max_tokens: Of a batch, in place of `batch_size`; a clip with more is left out. None makes all clips one size.
+        max_tokens: Tokens of a batch at most, in place of `batch_size`; a clip with more is left out. None makes all
+            clips one size.
         token_size: Frames, rows and columns that make a token: the network's `patch_size`, times the compression of an
             autoencoder.
         buckets: Sizes [frames, height, width] that clips are padded to.
@@ -198,7 +199,7 @@ class CaptionedVideosDataModule(CaptionedDataModule):
         return self._buckets[split, training]
 
     def _rejects(self, part: Part, caption: str) -> str | None:
-        """Why a clip is left out, if it is. Raises OSError if it is broken."""
+        """Return why a clip is left out, if it is. Raises OSError if it is broken."""
         extent = clip_extent(part.read())
         if self._mixed is None:
             return "too short" if extent.seconds <= self.clip_shape.seconds else None

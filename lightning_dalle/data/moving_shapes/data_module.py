@@ -35,13 +35,13 @@ class MotionsSource:
         return len(self.motions)
 
     def caption(self, index: int) -> str:
-        """What the clip shows, exactly."""
+        """Return what the clip shows, exactly."""
         return self.motions[index].caption
 
     def clip(
         self, index: int, generator: np.random.Generator | None = None
     ) -> tuple[UInt8[np.ndarray, "3 frames height width"], str]:
-        """The clip and its caption; the generator has no choice to make."""
+        """Return the clip and its caption; the generator has no choice to make."""
         return draw_motion(self.motions[index], self._corners[index], *self.clip_shape), self.caption(index)
 
 
@@ -107,5 +107,5 @@ class MovingShapesDataModule(CaptionedDataModule):
         return {split: MotionsSource(motions, (self.frames, self.height, self.width), generator)}
 
     def held_out_captions(self) -> list[str]:
-        """Captions that describe no training clip."""
+        """Return captions that describe no training clip."""
         return [motion.caption for motion in held_out_motions()]

@@ -63,7 +63,7 @@ MOTIONS = tuple(ShapeMotion(*words) for words in itertools.product(COLOURS, SHAP
 
 
 def parse_motion(caption: str) -> ShapeMotion:
-    """The motion that a caption describes; case and spacing do not matter.
+    """Return the motion that a caption describes; case and spacing do not matter.
 
     Raises:
         ValueError: the caption is not of the grammar `a COLOUR SHAPE moving DIRECTION SPEED`.
@@ -92,7 +92,7 @@ def held_out_motions() -> tuple[ShapeMotion, ...]:
 
 
 def trained_motions() -> tuple[ShapeMotion, ...]:
-    """All other motions."""
+    """Return all other motions."""
     return tuple(motion for motion in MOTIONS if motion not in held_out_motions())
 
 
@@ -101,7 +101,7 @@ def _num_shared_words(first: ShapeMotion, second: ShapeMotion) -> int:
 
 
 def pixels_per_frame(speed: str, size: int) -> int:
-    """How far a shape moves from one frame to the next, where the picture's shorter side is `size`."""
+    """Return how far a shape moves from one frame to the next, where the picture's shorter side is `size`."""
     return round(size / 32) * (1 + SPEEDS.index(speed))
 
 
@@ -131,7 +131,7 @@ def check_clip_shape(frames: int, height: int, width: int) -> None:
 def place_motion(
     motion: ShapeMotion, frames: int, height: int, width: int, generator: np.random.Generator
 ) -> tuple[int, int]:
-    """A random upper left corner (row, column) in the first frame.
+    """Return a random upper left corner (row, column) in the first frame.
 
     The middle of the path lies within 1/8 of the picture's middle, as far as the path stays inside.
     """
@@ -149,7 +149,7 @@ def place_motion(
 def draw_motion(
     motion: ShapeMotion, corner: tuple[int, int], frames: int, height: int, width: int
 ) -> UInt8[np.ndarray, "3 frames height width"]:
-    """The clip that begins at a corner, on white."""
+    """Return the clip that begins at a corner, on white."""
     size = min(height, width)
     sprite, step = sprites(size)[motion.item], pixels_per_frame(motion.speed, size)
     side = sprite.shape[1]
@@ -165,7 +165,7 @@ def draw_motion(
 def draw_motions(
     motions: Sequence[ShapeMotion], frames: int, height: int, width: int, generator: np.random.Generator
 ) -> UInt8[np.ndarray, "motions 3 frames height width"]:
-    """A random clip of each motion.
+    """Return a random clip of each motion.
 
     Example:
         >>> draw_motions([MOTIONS[0]], 8, 32, 48, np.random.default_rng(0)).shape

@@ -52,7 +52,7 @@ class MotionReading:
         return None if self.direction is None else AXES[self.direction]
 
     def shows(self, motion: ShapeMotion) -> bool:
-        """Whether all four words are those of the motion."""
+        """Return whether all four words are those of the motion."""
         return self == MotionReading(motion.colour, motion.shape, motion.direction, motion.speed)
 
 
@@ -84,7 +84,7 @@ def _read_frames(darkness: Float[Tensor, "frames 3 height width"], size: int) ->
 
 
 def _agreed(words: Iterable[str]) -> str | None:
-    """The word of most frames."""
+    """Return the word of most frames."""
     counts = Counter(words)
     word, count = counts.most_common(1)[0]
     return word if count >= MIN_AGREEMENT * counts.total() else None
@@ -109,7 +109,7 @@ def _motion(times: np.ndarray, places: np.ndarray, size: int) -> tuple[str | Non
 
 
 def _reading(items: Sequence[int], places: np.ndarray, is_plain: np.ndarray, size: int) -> MotionReading:
-    """One clip from its frames."""
+    """Return one clip from its frames."""
     times = np.flatnonzero(is_plain)
     if len(times) < max(2, MIN_AGREEMENT * len(is_plain)):
         return MotionReading()
@@ -122,7 +122,7 @@ def _reading(items: Sequence[int], places: np.ndarray, is_plain: np.ndarray, siz
 
 @torch.no_grad()
 def read_motions(video: UInt8[Tensor, "batch 3 frames height width"]) -> list[MotionReading]:
-    """What each clip shows."""
+    """Return what each clip shows."""
     num_frames, height, width = video.shape[2:]
     size = min(height, width)
     readings: list[MotionReading] = []
@@ -137,13 +137,13 @@ def read_motions(video: UInt8[Tensor, "batch 3 frames height width"]) -> list[Mo
 def matches_each(
     video: UInt8[Tensor, "batch 3 frames height width"], captions: Sequence[str]
 ) -> Bool[Tensor, " batch"]:
-    """Whether each clip shows wholly what its caption says."""
+    """Return whether each clip shows wholly what its caption says."""
     pairs = zip(read_motions(video), captions, strict=True)
     return torch.tensor([reading.shows(parse_motion(caption)) for reading, caption in pairs], dtype=torch.bool)
 
 
 def attribute_shares(video: UInt8[Tensor, "batch 3 frames height width"], captions: Sequence[str]) -> dict[str, float]:
-    """Share of the clips whose colour, shape, axis of motion, direction (axis and sign) and speed are the caption's.
+    """Return the shares of clips whose colour, shape, axis, direction (axis and sign) and speed are the caption's.
 
     Raises:
         ValueError: there are no clips.

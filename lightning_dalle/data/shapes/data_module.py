@@ -38,15 +38,15 @@ class ShapesSource:
         return len(self.scenes)
 
     def caption(self, index: int) -> str:
-        """What the picture shows, exactly."""
+        """Return what the picture shows, exactly."""
         return self.scenes[index].caption
 
     def negative_caption(self, index: int) -> str:
-        """What it does not show, but nearly."""
+        """Return what it does not show, but nearly."""
         return self._negatives[index].caption
 
     def sample(self, index: int) -> tuple[UInt8[np.ndarray, "3 size size"], str]:
-        """The picture and its caption."""
+        """Return the picture and its caption."""
         objects = [OBJECT_INDEX[item] for item in self.scenes[index].objects]
         return draw(objects, self._corners[index], self.image_size), self.caption(index)
 
@@ -125,5 +125,5 @@ class CaptionedShapesDataModule(CaptionedDataModule):
         return [pools[count][generator.integers(len(pools[count]))] for count in drawn.tolist()]
 
     def held_out_captions(self, num_objects: int) -> list[str]:
-        """Captions of one or of two objects that describe no training picture."""
+        """Return captions of one or of two objects that describe no training picture."""
         return [scene.caption for scene in held_out_scenes(num_objects)]

@@ -43,7 +43,7 @@ def _templates(image_size: int) -> Float[Tensor, "objects 3 side side"]:
 def detect(
     darkness: Float[Tensor, "batch 3 height width"], templates: Float[Tensor, "objects 3 side side"], margin: int = 0
 ) -> Detections:
-    """The object and place that lower the squared error of each picture most.
+    """Return the object and place that lower the squared error of each picture most.
 
     Args:
         margin: How far a template's box may reach over the right and lower border, where it is empty.
@@ -62,7 +62,7 @@ def erase(
     found: Detections,
     templates: Float[Tensor, "objects 3 side side"],
 ) -> Float[Tensor, "batch 3 height width"]:
-    """The pictures less the detected objects, where one was found."""
+    """Return the pictures less the detected objects, where one was found."""
     height, width = darkness.shape[-2:]
     box = templates.shape[-1]
     canvas = functional.pad(darkness, (0, box, 0, box))
@@ -74,7 +74,7 @@ def erase(
 
 
 def _scene(found: Sequence[Detections], index: int, image_size: int) -> Scene | None:
-    """The scene of one picture: one or two objects, None for none or more than two."""
+    """Return the scene of one picture: one or two objects, None for none or more than two."""
     objects, middles = [], []
     for detections in found:
         if detections.contrast[index] < MIN_CONTRAST:
@@ -96,7 +96,7 @@ def _scene(found: Sequence[Detections], index: int, image_size: int) -> Scene | 
 
 @torch.no_grad()
 def read_scenes(images: UInt8[Tensor, "batch 3 size size"]) -> list[Scene | None]:
-    """The scene of each picture, said with `left of` or `above`; None where no one or two objects can be read."""
+    """Return the scene of each picture, said with `left of` or `above`; None where not one or two can be read."""
     size = images.shape[-1]
     templates = _templates(size)
     # Small objects may stand nearer to the right and lower border than the templates' common box.
@@ -113,19 +113,19 @@ def read_scenes(images: UInt8[Tensor, "batch 3 size size"]) -> list[Scene | None
 
 
 def matches_each(images: UInt8[Tensor, "batch 3 size size"], captions: Sequence[str]) -> Bool[Tensor, " batch"]:
-    """Whether each picture shows wholly what its caption says; `A left of B` and `B right of A` are the same."""
+    """Return whether each picture shows wholly what its caption says; `A left of B` and `B right of A` are the same."""
     wanted = [parse_caption(caption).canonical() for caption in captions]
     agree = [scene == want for scene, want in zip(read_scenes(images), wanted, strict=True)]
     return torch.tensor(agree, dtype=torch.bool)
 
 
 def matches(image: UInt8[Tensor, "3 size size"], caption: str) -> bool:
-    """Whether one picture shows wholly what its caption says."""
+    """Return whether one picture shows wholly what its caption says."""
     return bool(matches_each(image[None], [caption])[0])
 
 
 def _attribute_shares(scene: Scene | None, wanted: Scene) -> dict[str, float]:
-    """Share of the wanted objects whose size, colour, shape is right, and whether the relation is."""
+    """Return the share of the wanted objects whose size, colour, shape is right, and whether the relation is."""
     names = ("size", "colour", "shape")
     worst = dict.fromkeys((*names, "relation"), 0.0)
     if scene is None:

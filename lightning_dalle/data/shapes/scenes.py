@@ -60,14 +60,14 @@ class Scene:
         return f" {self.relation} ".join(shape_object.phrase for shape_object in self.objects)
 
     def canonical(self) -> "Scene":
-        """The same picture said with `left of` or `above`: `A right of B` is `B left of A`."""
+        """Return the same picture said with `left of` or `above`: `A right of B` is `B left of A`."""
         if self.relation in ("right of", "below"):
             return Scene(self.objects[::-1], INVERSE_RELATION[self.relation])
         return self
 
 
 def parse_caption(caption: str) -> Scene:
-    """The scene that a caption describes; case and spacing do not matter.
+    """Return the scene that a caption describes; case and spacing do not matter.
 
     Raises:
         ValueError: the caption is not of the grammar `a SIZE COLOUR SHAPE [RELATION a SIZE COLOUR SHAPE]`.
@@ -90,7 +90,7 @@ def sprite_side(size: str, image_size: int) -> int:
 
 
 def _inside(shape: str, x: np.ndarray, y: np.ndarray, arm: float) -> np.ndarray:
-    """Whether points of the square [-1, 1]^2 (y grows downwards) lie in the shape; a cross has arms 2 * arm wide."""
+    """Return whether points of [-1, 1]^2 (y grows downwards) lie in the shape; a cross has arms 2 * arm wide."""
     if shape == "square":
         return np.maximum(np.abs(x), np.abs(y)) <= 1
     if shape == "triangle":
@@ -102,7 +102,7 @@ def _inside(shape: str, x: np.ndarray, y: np.ndarray, arm: float) -> np.ndarray:
 
 @functools.cache
 def shape_mask(size: str, shape: str, image_size: int) -> Float[np.ndarray, "side side"]:
-    """Share of each pixel that the shape covers, by 8 x 8 samples a pixel."""
+    """Return the share of each pixel that the shape covers, by 8 x 8 samples a pixel."""
     side, samples = sprite_side(size, image_size), 8
     axis = (np.arange(side * samples) + 0.5) / (side * samples) * 2 - 1
     covered = _inside(shape, axis[None, :], axis[:, None], CROSS_ARM_SHARE * image_size / side)
@@ -111,7 +111,7 @@ def shape_mask(size: str, shape: str, image_size: int) -> Float[np.ndarray, "sid
 
 @functools.cache
 def sprites(image_size: int) -> tuple[np.ndarray, ...]:
-    """All objects on white as uint8 [3, side, side], in the order of `OBJECTS`."""
+    """Return all objects on white as uint8 [3, side, side], in the order of `OBJECTS`."""
     if image_size < MIN_IMAGE_SIZE:
         raise ValueError(
             f"image_size ({image_size}) must be at least {MIN_IMAGE_SIZE}: below that the shapes look alike"
@@ -136,7 +136,7 @@ def draw(
 
 
 def start_between(generator: np.random.Generator, bounds: tuple[float, float], step: int) -> int:
-    """A random multiple of the step within the bounds."""
+    """Return a random multiple of the step within the bounds."""
     low, high = bounds
     first, last = int(np.ceil(low / step)), int(np.floor(high / step))
     return int(generator.integers(first, max(first, last) + 1)) * step
@@ -162,7 +162,7 @@ def place(scene: Scene, image_size: int, generator: np.random.Generator) -> list
 
 
 def render(scene: Scene, image_size: int, generator: np.random.Generator) -> UInt8[np.ndarray, "3 height width"]:
-    """A random picture of the scene.
+    """Return a random picture of the scene.
 
     Example:
         >>> render(parse_caption("a small red square"), 32, np.random.default_rng(0)).shape
@@ -198,12 +198,12 @@ def _num_shared_words(first: ShapeObject, second: ShapeObject) -> int:
 
 @functools.cache
 def _is_held_out_pair(first: ShapeObject, second: ShapeObject) -> bool:
-    """Whether two known objects are never trained on together, in any relation."""
+    """Return whether two known objects are never trained on together, in any relation."""
     return hash_unit(" and ".join(sorted((first.phrase, second.phrase)))) < HELD_OUT_PAIR_SHARE
 
 
 def is_trained(scene: Scene) -> bool:
-    """Whether training may show this composition."""
+    """Return whether training may show this composition."""
     if any(item in held_out_objects() for item in scene.objects):
         return False
     return len(scene.objects) == 1 or not _is_held_out_pair(scene.objects[0], scene.objects[1])
@@ -211,7 +211,7 @@ def is_trained(scene: Scene) -> bool:
 
 @functools.cache
 def _known_scenes(num_objects: int) -> tuple[Scene, ...]:
-    """Every scene of one object; every scene of two different ones, said in each of its two ways."""
+    """Return every scene of one object; every scene of two different ones, said in each of its two ways."""
     if num_objects == 1:
         return tuple(Scene((item,)) for item in OBJECTS)
     pairs = itertools.permutations(OBJECTS, 2)
@@ -220,14 +220,14 @@ def _known_scenes(num_objects: int) -> tuple[Scene, ...]:
 
 @functools.cache
 def _split_scenes(num_objects: int) -> tuple[tuple[Scene, ...], tuple[Scene, ...]]:
-    """The scenes that are trained on, and the others, among them those of an object that is held out itself."""
+    """Return the scenes that are trained on, and the others, among them those of an object that is held out itself."""
     known = _known_scenes(num_objects)
     trained = [is_trained(scene) for scene in known]
     return tuple(itertools.compress(known, trained)), tuple(itertools.compress(known, (not shown for shown in trained)))
 
 
 def trained_scenes(num_objects: int) -> list[Scene]:
-    """The training compositions of one or of two objects."""
+    """Return the training compositions of one or of two objects."""
     return list(_split_scenes(num_objects)[0])
 
 
@@ -244,7 +244,7 @@ def held_out_scenes(num_objects: int) -> list[Scene]:
 
 
 def negative_scene(scene: Scene, generator: np.random.Generator) -> Scene:
-    """What the scene is not, but nearly: the opposite relation, or one object that training shows with another word."""
+    """Return what the scene is not, but nearly: the opposite relation, or a trained object with another word."""
     if scene.relation is not None:
         return Scene(scene.objects, INVERSE_RELATION[scene.relation])
     near = _near_objects(scene.objects[0])

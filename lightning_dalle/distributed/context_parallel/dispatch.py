@@ -48,7 +48,7 @@ class RedirectionTarget(Protocol):
         ...
 
     def is_whole(self, query: Tensor) -> bool:
-        """Whether attention from a query needs no other process."""
+        """Return whether attention from a query needs no other process."""
         ...
 
     def attend_plainly(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, dropout: float) -> Tensor:
@@ -174,7 +174,7 @@ def _refuse(name: str, kwargs: dict[str, Any]) -> None:
 
 
 def _is_of_interest(func: Any) -> bool:
-    """Whether a function is redirected or attends, by its name: kernels of other packages have no more in common."""
+    """Return whether a function is redirected or attends, by its name: other packages' kernels share no more."""
     name = _name(func)
     attends = any(part in name for part in ("attention", "attn", "fmha")) and not name.endswith("backward")
     return attends or name in _REDIRECTED

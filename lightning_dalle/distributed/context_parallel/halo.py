@@ -65,7 +65,7 @@ class HaloExchange:
         return ReturningGradients(self._lent, self._start(sent, self._lent, grad_pair))
 
     def halo(self, pair: Tensor, received: Mapping[int, Tensor]) -> Tensor:
-        """The halo of own keys and those of others."""
+        """Return the halo of own keys and those of others."""
         halo = pair.new_empty(*pair.shape[:-2], self._length, pair.shape[-1])
         for segment in self._own:
             _part(halo, segment.needed_at, segment).copy_(_part(pair, segment.held_at, segment))
@@ -91,7 +91,7 @@ class IncomingHalo:
     transfer: Transfer
 
     def wait(self) -> Tensor:
-        """The halo, once all of it has arrived."""
+        """Return the halo, once all of it has arrived."""
         return self.exchange.halo(self.pair, self.transfer.wait())
 
 

@@ -46,21 +46,21 @@ class SequenceLayout:
             )
 
     def runs(self, rank: int) -> tuple[range, ...]:
-        """The positions of a process as runs, in the order in which it holds them."""
+        """Return the positions of a process as runs, in the order in which it holds them."""
         if self.kind == "contiguous":
             return (self._run(rank),)
         return self._run(rank), self._run(self._num_runs - 1 - rank)
 
     def positions(self, rank: int, device: torch.device | str = "cpu") -> Int[Tensor, " local"]:
-        """The positions of a process, for position embeddings and rotations."""
+        """Return the positions of a process, for position embeddings and rotations."""
         return torch.cat([torch.arange(run.start, run.stop, device=device) for run in self.runs(rank)])
 
     def local_length(self, rank: int) -> int:
-        """How many positions a process holds."""
+        """Return how many positions a process holds."""
         return sum(map(len, self.runs(rank)))
 
     def shard(self, tensor: Tensor, rank: int, dim: int = -1) -> Tensor:
-        """The part of a whole tensor that a process holds; gradients flow.
+        """Return the part of a whole tensor that a process holds; gradients flow.
 
         Raises:
             ValueError: If `tensor` does not have `length` positions along `dim`.
@@ -72,7 +72,7 @@ class SequenceLayout:
         return torch.cat([tensor.narrow(dim, run.start, len(run)) for run in self.runs(rank)], dim)
 
     def unshard(self, parts: Sequence[Tensor], dim: int = -1) -> Tensor:
-        """The whole tensor, from the parts of all processes in the order of ranks."""
+        """Return the whole tensor, from the parts of all processes in the order of ranks."""
         order = torch.cat([self.positions(rank) for rank in range(self.num_ranks)]).argsort()
         whole = torch.cat(list(parts), dim)
         return whole.index_select(dim, order.to(whole.device))
@@ -84,7 +84,7 @@ class SequenceLayout:
         document_ids: Int[Tensor, "*#batch length"] | None = None,
         ignore_index: int = -100,
     ) -> Int[Tensor, "*batch local"]:
-        """The next token at each position of a process, wherever that token lies.
+        """Return the next token at each position of a process, wherever that token lies.
 
         Args:
             document_ids: Number of the packed document of each position, whose last token predicts nothing.

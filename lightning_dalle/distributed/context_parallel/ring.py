@@ -32,11 +32,11 @@ class Ring:
         self.statistics = statistics
 
     def source(self, step: int) -> int:
-        """The rank whose block this process holds after `step` rotations."""
+        """Return the rank whose block this process holds after `step` rotations."""
         return (self.rank - step) % self.size
 
     def rotate(self, tensor: Tensor, shape: Sequence[int]) -> "IncomingBlock":
-        """Starts to send a tensor to the next process, and to receive one of that shape from the previous one.
+        """Start to send a tensor to the next process, and to receive one of that shape from the previous one.
 
         All processes must call this in the same order. `tensor` must not change before the rotation was awaited.
         """
@@ -54,7 +54,7 @@ class IncomingBlock:
     transfer: Transfer
 
     def wait(self) -> Tensor:
-        """The block that came, once both have arrived."""
+        """Return the block that came, once both have arrived."""
         (received,) = self.transfer.wait().values()
         return received
 
@@ -117,7 +117,7 @@ class RingAttention(torch.autograd.Function):
 
 
 def _rotate_backward(ctx: Any, softmax: OnlineSoftmaxBackward, pair: Tensor, grad_query: Tensor) -> Tensor:
-    """The gradient of this process's keys and values, to which every process has added its share."""
+    """Return the gradient of this process's keys and values, to which every process has added its share."""
     ring, schedule = ctx.ring, ctx.schedule
     pair_on_its_way = ring.rotate(pair, _shape(pair, ring, schedule, 1)) if ring.size > 1 else None
     with ring.statistics.attending():
@@ -141,5 +141,5 @@ def _rotate_backward(ctx: Any, softmax: OnlineSoftmaxBackward, pair: Tensor, gra
 
 
 def _shape(pair: Tensor, ring: Ring, schedule: RingSchedule, step: int) -> tuple[int, ...]:
-    """Of the pair of keys and values that this process holds after `step` rotations."""
+    """Return the shape of the keys and values that this process holds after `step` rotations."""
     return (*pair.shape[:-2], schedule.lengths[ring.source(step)], pair.shape[-1])

@@ -229,7 +229,7 @@ class ContextParallelSession:
         return self._attend(layout, pattern, query, key, value, dropout, dropout_seed)
 
     def is_whole(self, query: Tensor) -> bool:
-        """Whether attention from a query needs no other process: in unsharded code, and where that is recomputed.
+        """Return whether a query needs no other process: in unsharded code, and where that is recomputed.
 
         Raises:
             ValueError: If what is recomputed may be either.

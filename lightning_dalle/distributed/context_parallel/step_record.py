@@ -48,11 +48,11 @@ class StepRecord:
         self.has_shards_behind = self.has_shards_behind or self.has_gathered
 
     def is_shard_of_any(self, length: int) -> bool:
-        """Whether any process holds a shard of so many positions; all find the same, and refuse together."""
+        """Return whether any process holds a shard of so many positions; all find the same, and refuse together."""
         return any(layout.local_length(rank) == length for layout in self.layouts.values() for rank in self._ranks)
 
     def was_whole(self, length: int) -> bool:
-        """Whether so many positions are those of an unsharded submodule, which recomputation does not run as a whole.
+        """Return whether so many positions are an unsharded submodule's, which recomputation does not run whole.
 
         Raises:
             ValueError: If a shard that is recomputed has as many.
@@ -98,7 +98,7 @@ class StepRecord:
         return found[0]
 
     def _are_alike(self, first: SequenceLayout, second: SequenceLayout) -> bool:
-        """Whether any process cannot tell the shards of two sequences apart."""
+        """Return whether any process cannot tell the shards of two sequences apart."""
         return any(first.local_length(rank) == second.local_length(rank) for rank in self._ranks)
 
     @property

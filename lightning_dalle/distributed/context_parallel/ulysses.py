@@ -26,7 +26,7 @@ class UlyssesAllToAll:
         self._statistics = statistics
 
     def check_heads(self, query: Tensor, key: Tensor) -> None:
-        """Refuses heads that cannot be divided.
+        """Refuse heads that cannot be divided.
 
         Raises:
             ValueError: If the query's or the key's number of heads is no multiple of the group's size.
@@ -44,7 +44,7 @@ class UlyssesAllToAll:
         return exchanged
 
     def shard_positions(self, tensor: Tensor) -> Tensor:
-        """The way back."""
+        """Return heads gathered and positions sharded again."""
         exchanged: Tensor = _ShardPositions.apply(tensor, self)
         return exchanged
 
@@ -62,7 +62,7 @@ class UlyssesAllToAll:
         return torch.cat(self._exchange(list(tensor.split(self._lengths, dim=-2)), received), dim=1)
 
     def _exchange(self, parts: list[Tensor], received: list[Tensor]) -> list[Tensor]:
-        """Sends part i to process i; `received` says which shapes come."""
+        """Send part i to process i; `received` says which shapes come."""
         sent = torch.cat([part.reshape(-1) for part in parts])
         sizes = [part.numel() for part in parts], [part.numel() for part in received]
         flat = sent.new_empty(sum(sizes[1]))

@@ -73,7 +73,7 @@ class Reduction:
 
     Attributes:
         finite: Whether the gradients of every process were.
-        squared_norm: Of the mean gradient; P is orthonormal, so that Q has the norm of the approximation.
+        squared_norm: Squared norm of the mean gradient; P is orthonormal, so that Q has the norm of the approximation.
         used: By index, whether any process had a gradient.
         p: Orthonormal P of each matrix of the plan.
         q: Mean Q of each matrix of the plan.

@@ -73,7 +73,7 @@ def attend_projected(
 def _attend(
     inputs: Sequence[Tensor], pattern: AttentionPattern | PackedSegments, dropout: float, dropout_seed: int
 ) -> Tensor:
-    """Attends from query, key and value, or from the one tensor in which they are stacked."""
+    """Attend from query, key and value, or from the one tensor in which they are stacked."""
     if isinstance(pattern, PackedSegments) and dropout != 0:
         raise ValueError(f"dropout ({dropout}) must be 0 for packed segments, which have none")
     if current_shard() is None:
@@ -90,11 +90,11 @@ def _attend(
 
 
 def _number_format(tensor: Tensor) -> torch.dtype:
-    """That in which attention is computed, whatever autocast or the caller chose for what enters it."""
+    """Return the format in which attention is computed, whatever autocast or the caller chose for its inputs."""
     if tensor.device.type == "cpu" and tensor.requires_grad and tensor.dtype in (torch.bfloat16, torch.float16):
         # The fused CPU kernel's backward is slower in 16 bits than in 32, on CPUs with instructions for them too.
         return torch.float32
-    # Keys that travel do so in their own format; whoever holds a block of them widens it.
+    # Keys are sent in their own format; the process that computes with them widens it.
     return tensor.dtype if current_shard() is not None else fused_forward_dtype(tensor.dtype, tensor.device)
 
 

@@ -17,7 +17,7 @@ _LOG2_E = 1 / math.log(2)
 
 @dataclass(frozen=True)
 class BlockMask:
-    """What scales and hides the scores of a block.
+    """Mask of the scores of a tile, and factors of its weights.
 
     Args:
         additive: 0 or -inf, added to the scores, in the query's dtype; every query must see a key.
@@ -55,7 +55,7 @@ def attend_block(
     *,
     mask: BlockMask,
 ) -> tuple[Float[Tensor, "batch heads queries head_dim"], Float[Tensor, "batch heads queries"]]:
-    """The block's own softmax attention, and the log-sum-exp of its scores.
+    """Return the block's own softmax attention, and the log-sum-exp of its scores.
 
     Fused on the CPU without dropout, where the tensors may overlap in memory but must be dense along `head_dim`; else
     in plain operations, which were not run on CUDA. On a CPU that multiplies 16 bits slowly it is computed in 32.
@@ -86,7 +86,7 @@ def attend_block_backward(
     *,
     mask: BlockMask,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The block's share of the gradients of query, key and value; `output` and `log_sum_exp` are those of the whole."""
+    """Return a tile's share of the gradients of query, key and value; `output` and `log_sum_exp` are of the whole."""
     number_format = product_dtype(query.dtype, query.device)
     if number_format != query.dtype:
         wide = (each.to(number_format) for each in (grad_output, query, key, value, output, log_sum_exp))

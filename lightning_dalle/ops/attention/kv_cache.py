@@ -29,7 +29,7 @@ class SharedPrefixGroups:
     def fold(
         self, query: Float[Tensor, "sequences heads 1 head_dim"]
     ) -> Float[Tensor, "captions heads candidates head_dim"]:
-        """The queries by caption, zeros where one has fewer candidates than another."""
+        """Return the queries by caption, zeros where one has fewer candidates than another."""
         _, heads, _, head_dim = query.shape
         places = query.new_zeros(self._num_captions * self._most, heads, head_dim)
         places.index_copy_(0, self._places, query.squeeze(2))
@@ -38,7 +38,7 @@ class SharedPrefixGroups:
     def unfold(
         self, folded: Float[Tensor, "captions heads candidates *rest"]
     ) -> Float[Tensor, "sequences heads 1 *rest"]:
-        """What belongs to each sequence, in the order of the batch."""
+        """Return what belongs to each sequence, in the order of the batch."""
         return folded.transpose(1, 2).flatten(0, 1).index_select(0, self._places).unsqueeze(2)
 
 
@@ -63,7 +63,7 @@ class RollingCache:
     def fill(
         self, keys: Float[Tensor, "batch heads prefix head_dim"], values: Float[Tensor, "batch heads prefix head_dim"]
     ) -> None:
-        """Keeps the first image positions, as far as there are slots."""
+        """Keep the first image positions, as far as there are slots."""
         length = keys.shape[-2]
         first = max(0, length - self._num_slots)
         slots = torch.tensor([self._slot(index) for index in range(first, length)], dtype=torch.long).to(keys.device)
@@ -73,7 +73,7 @@ class RollingCache:
     def write(
         self, index: int, key: Float[Tensor, "batch heads 1 head_dim"], value: Float[Tensor, "batch heads 1 head_dim"]
     ) -> None:
-        """Keeps the image position `index`, counted in raster order; all before it must be there."""
+        """Keep the image position `index`, counted in raster order; all before it must be there."""
         slot = self._slot(index)
         self.keys[:, :, slot : slot + 1] = key
         self.values[:, :, slot : slot + 1] = value
@@ -97,7 +97,7 @@ class RollingCache:
         return self.keys[:, :, reached], self.values[:, :, reached], mask
 
     def select(self, rows: Int[Tensor, " selected"]) -> "RollingCache":
-        """A window whose batch is `rows` of this one, with slots of its own."""
+        """Return a window whose batch is `rows` of this one, with slots of its own."""
         selected = RollingCache(self._pattern, self.keys[:0])
         selected.keys, selected.values = self.keys.index_select(0, rows), self.values.index_select(0, rows)
         return selected
@@ -161,7 +161,7 @@ class KeyValueCache:
         key: Float[Tensor, "batch heads new head_dim"],
         value: Float[Tensor, "batch heads new head_dim"],
     ) -> Float[Tensor, "batch heads new head_dim"]:
-        """Appends the new positions, and attends from them to all that the pattern lets them see.
+        """Append the new positions, and attends from them to all that the pattern lets them see.
 
         Raises:
             ValueError: If the prefix is not the text and complete rows, more than one position follows it, or the
@@ -187,7 +187,7 @@ class KeyValueCache:
         return text.lerp(image, merge_weight(text_log_sum_exp, image_log_sum_exp).to(image.dtype))
 
     def select(self, rows: Int[Tensor, " selected"]) -> "KeyValueCache":
-        """A new cache whose batch is `rows` of this one: how candidates of one caption share its prefix."""
+        """Return a new cache whose batch is `rows` of this one: how candidates of one caption share its prefix."""
         selected = KeyValueCache(self._pattern)
         if self._kept is not None:
             text_keys, text_values, groups, window = self._kept

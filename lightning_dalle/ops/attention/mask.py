@@ -47,7 +47,7 @@ class SequenceMask:
         return self.rule.text_length if isinstance(self.rule, AttentionPattern) else self.prefix_length
 
     def check_length(self, length: int) -> None:
-        """Refuses a sequence of another length than the mask's own parts.
+        """Refuse a sequence of another length than the mask's own parts.
 
         Raises:
             ValueError: If one of them has another length.
@@ -75,7 +75,7 @@ class SequenceMask:
         return seen
 
     def classify(self, queries: range, keys: range) -> Verdict:
-        """What the mask shows of a block, without a look at its pairs; "partial" may still turn out to be less."""
+        """Return what the mask shows of a tile, without a look at its pairs; "partial" may turn out to be less."""
         verdicts = {self._by_rule(queries, keys), self._by_documents(queries, keys), self._by_padding(keys)}
         if "skip" in verdicts:
             return "skip"

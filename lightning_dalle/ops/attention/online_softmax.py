@@ -64,7 +64,7 @@ class OnlineSoftmax:
 
     Attributes:
         output: [batch, heads, queries, head_dim], 0 where no key was seen.
-        log_sum_exp: Of the scores so far, [batch, heads, queries]; -inf where no key was seen.
+        log_sum_exp: Log sum exp of the scores so far, [batch, heads, queries]; -inf where no key was seen.
     """
 
     def __init__(self, query: Tensor, dtype: torch.dtype, dropout: PositionalDropout | None) -> None:
@@ -113,7 +113,7 @@ class OnlineSoftmax:
 
 @dataclass(frozen=True)
 class OnlineSoftmaxBackward:
-    """What the backward pass of a tile needs beside its keys and values; all of the whole softmax.
+    """Backward pass of an online softmax: everything that a tile needs beside its keys and values.
 
     Attributes:
         log_sum_exp: Finite; 0 where a query sees no key at all.
@@ -141,7 +141,7 @@ class OnlineSoftmaxBackward:
             self._add_blocks(tiles, key, value, *gradients)
 
     def _is_product(self, tiles: Tiles) -> bool:
-        """Whether batched products are faster than the fused kernel, and as exact.
+        """Return whether batched products are faster than the fused kernel, and as exact.
 
         | tiles                                      | dropout, 16 bits, CUDA | else     |
         | ------------------------------------------ | ---------------------- | -------- |

@@ -49,7 +49,7 @@ class PackedSegments:
         return sum(self.query_lengths)
 
     def document_ids(self) -> tuple[Int[Tensor, "1 queries"], Int[Tensor, "1 keys"]]:
-        """The number of the part of each query, and of each key."""
+        """Return the number of the part of each query, and of each key."""
         numbers = torch.arange(len(self.query_lengths))
         queries, keys = (
             numbers.repeat_interleave(torch.tensor(lengths)).unsqueeze(0)
@@ -58,7 +58,7 @@ class PackedSegments:
         return queries, keys
 
     def of_queries(self, positions: Int[Tensor, " own"]) -> "PackedSegments":
-        """The same for some of the queries alone, in ascending order, and all keys; parts may be left without queries.
+        """Return the same for some of the queries, in ascending order, and all keys; parts may have no queries.
 
         Example:
             >>> PackedSegments((2, 3), (1, 4), of_context=True).of_queries(torch.tensor([3, 4])).query_lengths
@@ -73,7 +73,7 @@ class PackedSegments:
         key: Float[Tensor, "batch heads keys head_dim"],
         value: Float[Tensor, "batch heads keys head_dim"],
     ) -> Float[Tensor, "batch heads queries head_dim"]:
-        """Attends part by part, so that no score between two parts is computed."""
+        """Attend part by part, so that no score between two parts is computed."""
         if len(self.query_lengths) == 1:
             return scaled_dot_product_attention(query, key, value)
         parts = zip(

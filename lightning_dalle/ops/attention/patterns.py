@@ -70,16 +70,16 @@ class AttentionPattern:
                 return max(self.image_length - 1, 0)
 
     def with_height(self, height: int) -> "AttentionPattern":
-        """The same pattern over the first `height` rows; its mask is the top left part of this one's."""
+        """Return the same pattern over the first `height` rows; its mask is the top left part of this one's."""
         return replace(self, height=height)
 
     def mask(self, device: torch.device | str = "cpu") -> Bool[Tensor, "length length"]:
-        """The definition of the pattern: True where the position of the row attends to the position of the column."""
+        """Return the definition of the pattern: True where the row's position attends to the column's."""
         positions = torch.arange(self.length, device=device)
         return self.attends(positions.unsqueeze(1), positions.unsqueeze(0))
 
     def attends(self, query: Int[Tensor, "..."], key: Int[Tensor, "..."]) -> Bool[Tensor, "..."]:
-        """The mask at chosen pairs of positions, which are broadcast against each other."""
+        """Return the mask at chosen pairs of positions, which are broadcast against each other."""
         offset = query - key
         if self.kind == "full":
             return torch.ones_like(offset, dtype=torch.bool)
@@ -87,7 +87,7 @@ class AttentionPattern:
         return (offset >= 0) & (text_key | self._near(offset))
 
     def _near(self, offset: Tensor) -> Tensor:
-        """Whether two image positions, `offset` apart in raster order, see each other."""
+        """Return whether two image positions, `offset` apart in raster order, see each other."""
         match self.kind:
             case "row":
                 return offset <= self.width

@@ -52,15 +52,15 @@ class Tiles:
     _additive: dict[torch.dtype, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def queries(self, tensor: Shaped[Tensor, "..."], dim: int = -2) -> Shaped[Tensor, "tiles ..."]:
-        """The queries of all tiles, as a view of a tensor that has positions along `dim`."""
+        """Return the queries of all tiles, as a view of a tensor that has positions along `dim`."""
         return self._view(tensor, self.query_start, self.num_queries, dim)
 
     def keys(self, tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "tiles ..."]:
-        """The keys of all tiles, as a view, which overlaps itself where tiles share keys."""
+        """Return the keys of all tiles, as a view, which overlaps itself where tiles share keys."""
         return self._view(tensor, self.key_start, self.num_keys, -2)
 
     def key_pieces(self, tensor: Shaped[Tensor, "..."]) -> list[Shaped[Tensor, "tiles ..."]]:
-        """The keys of all tiles piece by piece, such that no piece overlaps itself: what can be added to in place."""
+        """Return the keys of all tiles in pieces that do not overlap themselves, and so can be added to in place."""
         piece = self.step if self.count > 1 and self.step > 1 else self.num_keys
         return [
             self._view(tensor, self.key_start + start, min(piece, self.num_keys - start), -2)
@@ -70,7 +70,7 @@ class Tiles:
     def positions(
         self, device: torch.device
     ) -> tuple[Int[Tensor, "tiles 1 1 queries 1"], Int[Tensor, "tiles 1 1 1 keys"]]:
-        """Positions of queries and keys in the whole sequence, to be broadcast to the tiles' scores."""
+        """Return positions of queries and keys in the whole sequence, to be broadcast to the tiles' scores."""
         firsts = torch.arange(self.count, device=device).view(-1, 1, 1, 1, 1) * self.step
         queries = torch.arange(self.num_queries, device=device).unsqueeze(1) * self.stride
         keys = torch.arange(self.num_keys, device=device) * self.stride
@@ -99,7 +99,7 @@ class Tiles:
         return additive
 
     def halves(self) -> tuple["Tiles", "Tiles | None"]:
-        """The same tiles in two."""
+        """Return the same tiles in two."""
         first = self.count - self.count // 2
         if first == self.count:
             return self, None
@@ -250,7 +250,7 @@ def _rows(pattern: AttentionPattern, run: range, column: int) -> range:
 
 @dataclass(frozen=True)
 class WindowSchedule:
-    """What a process computes with its own keys, and with a halo of keys that others hold too.
+    """Tiles of a process with its own keys, and with a halo of keys that others hold too.
 
     Attributes:
         inner: Tiles of its own keys alone.
