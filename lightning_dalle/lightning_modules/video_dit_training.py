@@ -81,8 +81,8 @@ def flow_matching_loss(
     noise = [torch.randn(segment.shape, generator=generator, dtype=wide, device=segment.device) for segment in segments]
     points = list(map(interpolate, segments, noise, times.split(sizes)))
     is_learned = torch.ones_like(times) if known_first is None else 1 - known_first.to(times)
-    first_weights = is_learned.view(-1, 1, 1, 1, 1).split(sizes)
-    for point, segment, weight in zip(points, segments, first_weights, strict=True):
+    frame_weights = is_learned.view(-1, 1, 1, 1, 1).split(sizes)
+    for point, segment, weight in zip(points, segments, frame_weights, strict=True):
         point[:, :, :1] = torch.lerp(segment[:, :, :1], point[:, :, :1], weight)
     # 3. The network's velocities, in the form in which the latents came.
     shown = points[0] if isinstance(latents, Tensor) else [point.squeeze(0) for point in points]
@@ -90,7 +90,7 @@ def flow_matching_loss(
     velocities = [outputs] if isinstance(outputs, Tensor) else [output.unsqueeze(0) for output in outputs]
     # 4. Sums over all values and their number, so that large clips count as much as their values.
     total, count = times.new_zeros(()), times.new_zeros(())
-    for velocity, segment, drawn, weight in zip(velocities, segments, noise, first_weights, strict=True):
+    for velocity, segment, drawn, weight in zip(velocities, segments, noise, frame_weights, strict=True):
         squares = (velocity.to(wide) - velocity_target(segment, drawn)).square()
         first, rest = squares[:, :, :1], squares[:, :, 1:]
         total = total + rest.sum() + (weight * first).sum()
