@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from tests.benchmarks.attention_figures import AttentionSizes, growth_table, layer_table
+from tests.benchmarks.attention_tables import AttentionSizes, growth_table, layer_table
 from tests.benchmarks.network_tables import PAPER_LIKE, decoding_table, step_table
 from tests.benchmarks.table import Table
 

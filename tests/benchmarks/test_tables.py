@@ -1,7 +1,7 @@
 """The benchmarks at a toy size: that they run, and that what they compare gives the same."""
 
 from lightning_dalle.models.sparse_transformer import SparseTransformerConfig
-from tests.benchmarks.attention_figures import AttentionSizes, growth_table, layer_table
+from tests.benchmarks.attention_tables import AttentionSizes, growth_table, layer_table
 from tests.benchmarks.network_tables import NetworkSizes, decoding_table, step_table
 
 ATTENTION = AttentionSizes(text_length=5, batch=1, num_heads=1, head_dim=4, grids=(4,), growth=(4, 8), rounds=1)
