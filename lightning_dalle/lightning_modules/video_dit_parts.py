@@ -1,16 +1,18 @@
 """The parts around a video diffusion transformer, and whether they fit together."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
+from lightning_dalle.data.tokenizer import CaptionTokenizer
 from lightning_dalle.lightning_modules.configuration import as_config, load_tokenizer
 from lightning_dalle.lightning_modules.video_autoencoder_module import VideoAutoencoderModule
 from lightning_dalle.lightning_modules.video_dit_training import VideoDiTTrainingConfig
-from lightning_dalle.models.text_encoders import TextEncoder, TextTowerConfig
+from lightning_dalle.models.text_encoders import TextEncoder, TextTower, TextTowerConfig
 from lightning_dalle.models.video_autoencoder import (
     CausalVideoAutoencoder,
     CausalVideoAutoencoderConfig,

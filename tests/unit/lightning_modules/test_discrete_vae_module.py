@@ -248,6 +248,21 @@ def test_patch_codebook_is_initialised_before_the_first_update() -> None:
     assert 0 < (table - initial).abs().max() < 0.011
 
 
+def test_patch_codebook_is_initialised_at_its_temperature() -> None:
+    torch.manual_seed(0)
+    network = dataclasses.replace(NETWORK, patch_codebook=True)
+    module = DiscreteVAEModule(network, dataclasses.replace(TRAINING, patch_temperature=30.0))
+    expected, other = DiscreteVAEModule(network, TRAINING), DiscreteVAEModule(network, TRAINING)
+    images = Data().train_dataloader().images.flatten(0, 1)
+    expected.network.initialise_patch_codebook(images, temperature=30.0)
+    other.network.initialise_patch_codebook(images, temperature=1.0)
+    build_trainer(max_steps=1, limit_val_batches=0).fit(module, datamodule=Data())
+    table, same, different = (m.network.encoder.patch.w for m in (module, expected, other))
+    # One AdamW update at the learning rate .01 moves no value by more.
+    assert (table - same).abs().max() < 0.011
+    assert (table - different).abs().max() > 0.05
+
+
 def test_patch_codebook_is_not_initialised_twice() -> None:
     module = DiscreteVAEModule(dataclasses.replace(NETWORK, patch_codebook=True), TRAINING)
     module.network.initialise_patch_codebook(Data().train_dataloader().images.flatten(0, 1), temperature=3.0)

@@ -3,7 +3,7 @@
 import dataclasses
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from lightning_dalle.lightning_modules.video_dit_module import VideoDiTModule
 from lightning_dalle.lightning_modules.video_dit_training import flow_matching_loss
 from lightning_dalle.models.text_encoders import TextEncoder
 from lightning_dalle.models.video_dit import Prediction, VideoDiT
+from lightning_dalle.ops.flow_matching import TimestepDensity
 from lightning_dalle.ops.rope import RotaryGridConfig
 from tests.unit.lightning_modules.tiny_video_dit import (
     CAPTIONS,
@@ -109,6 +110,21 @@ def test_steps_draw_anew_and_repeat_exactly() -> None:
     results = [Trainer(**TRAINER).validate(module, loader(1), verbose=False)[0]["val/loss"] for _ in range(2)]
     assert results[0] == results[1]
     assert Trainer(**TRAINER).test(module, loader(1), verbose=False)[0]["test/loss"] == results[0]
+
+
+def test_density_of_times_is_that_of_the_settings() -> None:
+    seen: dict[str, torch.Tensor] = {}
+    for density in get_args(TimestepDensity):
+        module = tiny_module(std=0.3, training=dataclasses.replace(TRAINING, time_density=density, shift=1.0))
+        drawn: list[torch.Tensor] = []
+        module.network.register_forward_pre_hook(lambda _, inputs, drawn=drawn: drawn.append(inputs[1]))
+        for step in range(60):
+            _loss(module, _batch(), step)
+        seen[density] = torch.cat(drawn)
+    # A logit-normal time is rarely near an end, a uniform one a fifth of the time.
+    at_ends = {density: ((times - 0.5).abs() > 0.4).float().mean().item() for density, times in seen.items()}
+    assert at_ends["logit_normal"] < 0.08
+    assert 0.1 < at_ends["uniform"] < 0.3
 
 
 def test_captions_are_dropped_at_their_share() -> None:

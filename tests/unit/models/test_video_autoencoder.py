@@ -1,9 +1,12 @@
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies
 from torch import Tensor
 
 from lightning_dalle.models.video_autoencoder import (
+    CausalBlock,
     CausalVideoAutoencoder,
     CausalVideoAutoencoderConfig,
     VideoAutoencoder,
@@ -122,6 +125,20 @@ def test_clips_that_the_compression_does_not_take_are_refused(shape: tuple[int, 
     if shape[0]:
         with pytest.raises(ValueError, match=message):
             network.encode(random_video(*shape))
+
+
+@pytest.mark.parametrize("blocks_per_level", [1, 3])
+def test_each_resolution_has_its_blocks_on_both_ways(blocks_per_level: int) -> None:
+    config = CausalVideoAutoencoderConfig(
+        time_compression=2, space_compression=4, hidden_width=4, blocks_per_level=blocks_per_level
+    )
+    blocks = [part for part in CausalVideoAutoencoder(config).modules() if isinstance(part, CausalBlock)]
+    one_each = [
+        part
+        for part in CausalVideoAutoencoder(dataclasses.replace(config, blocks_per_level=1)).modules()
+        if isinstance(part, CausalBlock)
+    ]
+    assert len(blocks) == blocks_per_level * len(one_each)
 
 
 @pytest.mark.parametrize(
