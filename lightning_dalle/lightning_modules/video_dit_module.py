@@ -211,18 +211,18 @@ class VideoDiTModule(LightningModule):
         ):
             text = self._encode_text(captions)
             for chunk in torch.arange(len(keys)).split(max_batch):
-                places = chunk // num_candidates
+                caption_indices = chunk // num_candidates
                 shape = (self.network.config.channels, *latent_size)
                 latents = sample_latents(
                     self.network,
-                    text[places.to(text.device)],
+                    text[caption_indices.to(text.device)],
                     keyed_noise(seed, [keys[index] for index in chunk.tolist()], shape).to(self.device),
                     num_steps=num_steps,
                     solver=solver,
                     shift=self._shift(latent_size),
                     guidance_scale=guidance_scale,
                     policies=policies,
-                    first=None if first is None else first[places.to(first.device)],
+                    first=None if first is None else first[caption_indices.to(first.device)],
                     on_step=partial(advance, len(chunk)),
                 )
                 clips.append(self.autoencoder.decode(latents))

@@ -82,7 +82,7 @@ class PositionInterpolation(ExtrapolationPolicy):
             return rotary_frequencies(dim, base) * (trained / target)
         if trained == 1:
             raise ValueError(
-                f"an axis of {target} points has no place between the ends of one trained on 1; use Direct"
+                f"an axis of {target} points has no place between the ends of one trained on 1; use Default"
             )
         return rotary_frequencies(dim, base) * ((trained - 1) / (target - 1))
 

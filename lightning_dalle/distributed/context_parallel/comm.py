@@ -112,7 +112,7 @@ class ContextGroups:
         context: All processes that share the sequence; its rank `r * ulysses.size() + u` is rank r of a ring and u of a
             Ulysses group.
         ring: Processes among which keys and values rotate.
-        ulysses: Processes that trade positions for heads.
+        ulysses: Processes that exchange positions for heads.
     """
 
     context: ProcessGroup | None = None
@@ -149,8 +149,8 @@ def init_context_groups(
 
     Args:
         context_parallel_degree: Must divide `world_size`.
-        ulysses_degree: Neighbours that trade positions for heads; must divide `context_parallel_degree`. Rings take the
-            rest.
+        ulysses_degree: Neighbours that exchange positions for heads; must divide `context_parallel_degree`. Rings take
+            the rest.
     """
     if context_parallel_degree == 1:
         return ContextGroups()

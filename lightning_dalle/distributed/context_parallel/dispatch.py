@@ -1,4 +1,4 @@
-"""Calls of torch's own attention and dropout, redirected by torch's dispatcher to whoever knows the whole sequence.
+"""Calls of torch's own attention and dropout, redirected by its dispatcher to code that knows the whole sequence.
 
 | call | seen by | what happens |
 | --- | --- | --- |

@@ -89,9 +89,9 @@ class ContextParallelConfig:
 
     Args:
         degree: Number of processes that share a sequence; "auto" takes those of a machine.
-        attention: `ring` rotates keys and values among processes, `ulysses` trades positions for heads by all-to-all,
-            `usp` does the latter among `ulysses_degree` neighbours and the former across them.
-        ulysses_degree: Number of processes that trade heads; given for `usp` alone, and divides `degree`.
+        attention: `ring` rotates keys and values among processes, `ulysses` exchanges positions for heads by
+            all-to-all, `usp` does the latter among `ulysses_degree` neighbours and the former across them.
+        ulysses_degree: Number of processes that exchange heads; given for `usp` alone, and divides `degree`.
         layout: Which positions each process holds; `zigzag` balances causal attention.
         plan: For a module that has no method `sequence_plan`.
 
@@ -120,7 +120,7 @@ class ContextParallelConfig:
             raise ValueError(f"layout ({self.layout!r}) must be one of {', '.join(get_args(LayoutKind))}")
 
     def ulysses_degree_of(self, degree: int) -> int:
-        """Return the number of processes that trade heads, of `degree` processes that share a sequence.
+        """Return the number of processes that exchange heads, of `degree` processes that share a sequence.
 
         Raises:
             ValueError: If it does not divide `degree`.

@@ -24,22 +24,22 @@ class SharedPrefixGroups:
         order = captions.argsort(stable=True)
         rank = torch.arange(len(captions), device=captions.device) - (counts.cumsum(0) - counts)[captions[order]]
         self._num_captions, self._most = len(counts), int(counts.max())
-        self._places = captions * self._most + torch.empty_like(rank).index_copy_(0, order, rank)
+        self._slots = captions * self._most + torch.empty_like(rank).index_copy_(0, order, rank)
 
     def fold(
         self, query: Float[Tensor, "sequences heads 1 head_dim"]
     ) -> Float[Tensor, "captions heads candidates head_dim"]:
         """Return the queries by caption, zeros where one has fewer candidates than another."""
         _, heads, _, head_dim = query.shape
-        places = query.new_zeros(self._num_captions * self._most, heads, head_dim)
-        places.index_copy_(0, self._places, query.squeeze(2))
-        return places.unflatten(0, (self._num_captions, self._most)).transpose(1, 2)
+        slots = query.new_zeros(self._num_captions * self._most, heads, head_dim)
+        slots.index_copy_(0, self._slots, query.squeeze(2))
+        return slots.unflatten(0, (self._num_captions, self._most)).transpose(1, 2)
 
     def unfold(
         self, folded: Float[Tensor, "captions heads candidates *rest"]
     ) -> Float[Tensor, "sequences heads 1 *rest"]:
         """Return what belongs to each sequence, in the order of the batch."""
-        return folded.transpose(1, 2).flatten(0, 1).index_select(0, self._places).unsqueeze(2)
+        return folded.transpose(1, 2).flatten(0, 1).index_select(0, self._slots).unsqueeze(2)
 
 
 class RollingCache:
@@ -85,7 +85,7 @@ class RollingCache:
         Float[Tensor, "batch heads reached head_dim"],
         Float[Tensor, "1 1 1 reached"] | None,
     ]:
-        """Views of keys and values for the position `index`, which must be written; the mask hides what is not seen."""
+        """Views of keys and values for the position `index`, which must be written; the mask says what is not seen."""
         if self._pattern.kind == "column":
             slot = self._slot(index)
             reached = slice(slot - index // self._pattern.width, slot + 1)

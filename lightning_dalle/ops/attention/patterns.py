@@ -22,7 +22,7 @@ class AttentionPattern:
       order: the figure leaves that open, but the mean of 55.8 keys at 32 x 32 does not;
     - `causal`: everything up to itself; `full`: everything, also for text, so it cannot be decoded step by step.
 
-    The boolean mask is the definition, whatever kernel attends: those only skip what it hides.
+    The boolean mask is the definition, whatever kernel attends: those only skip what it masks.
 
     Args:
         text_length: Positions of the text block, its start and end markers included.
