@@ -118,33 +118,46 @@ def add_tile_gradients(
     totals: Sequence[Float[Tensor, "tiles batch heads ..."]],
     additive_mask: Float[Tensor, "1 1 queries keys"],
 ) -> None:
-    """Add the tiles' shares to the gradients of queries, keys and values.
+    """Add the gradients of many small tiles by batched products, some tiles at a time in buffers that are reused.
+
+    With scores S = scale Q K^T + mask of a tile, weights W = exp(S - log-sum-exp of all keys), output O and its
+    gradient dO of the whole,
+
+        dV += W^T dO        dS = W * (dO V^T - rowsum(dO * O))        dQ += scale dS K        dK += scale dS^T Q
+
+    as in FlashAttention (Dao et al. 2022, appendix B.2).
 
     Args:
         inputs: As of `attend_block_backward`: gradient of the output, query, key, value, output, log-sum-exp.
-        totals: What is added to: the gradients of the queries, then those of the keys piece by piece, then those of
-            the values in the same way. No view may overlap itself.
+        totals: Gradients that are added to: of the queries, then of the keys piece by piece, then of the values in the
+            same way. No view may overlap itself.
         additive_mask: 0 or -inf, for every tile.
     """
     (queries, keys), head_dim = additive_mask.shape[-2:], inputs[0].shape[-1]
+    scale, num_pieces = head_dim**-0.5, len(totals) // 2
+    # 1. Batches of at most so many tiles, along the longest of tiles, samples and heads.
     size = max(1, _SCORES // (queries * keys))
     longest = max(range(3), key=lambda dim: inputs[0].shape[dim])
-    scale, num_pieces = head_dim**-0.5, len(totals) // 2
+    batches = zip(*(_batches(view, longest, size) for view in (*inputs, *totals)), strict=True)
+    # 2. Buffers for the largest batch.
     most = min(size, inputs[0].shape[longest])
     shapes = (queries, keys), (queries, keys), (queries, head_dim), (keys, head_dim)
     buffers = [additive_mask.new_empty(most, *shape) for shape in shapes]
-    batches = (_batches(view, longest, size) for view in (*inputs, *totals))
     with torch.autocast("cpu", enabled=False):
-        for grad_output, query, key, value, output, log_sum_exp, grad_query, *pieces in zip(*batches, strict=True):
+        for grad_output, query, key, value, output, log_sum_exp, grad_query, *grad_pieces in batches:
+            grad_keys, grad_values = grad_pieces[:num_pieces], grad_pieces[num_pieces:]
             weights, grad_scores, share_of_query, share_of_key = (buffer[: len(query)] for buffer in buffers)
-            # Not exp, which is slow where it gives 0.
+            # 3. W, as powers of 2: exp is slow where it gives 0.
             torch.sub(additive_mask[0], (log_sum_exp * _LOG2_E).unsqueeze_(-1), out=weights)
             weights.baddbmm_(query, key.mT, alpha=scale * _LOG2_E).exp2_()
-            _add(pieces[num_pieces:], torch.bmm(weights.mT, grad_output, out=share_of_key))
-            inner = (grad_output * output).sum(-1, keepdim=True)
-            torch.bmm(grad_output, value.mT, out=grad_scores).sub_(inner).mul_(weights)
+            # 4. dV.
+            _add(grad_values, torch.bmm(weights.mT, grad_output, out=share_of_key))
+            # 5. dS.
+            row_sums = (grad_output * output).sum(-1, keepdim=True)
+            torch.bmm(grad_output, value.mT, out=grad_scores).sub_(row_sums).mul_(weights)
+            # 6. dQ and dK.
             grad_query.add_(torch.bmm(grad_scores, key, out=share_of_query), alpha=scale)
-            _add(pieces[:num_pieces], torch.bmm(grad_scores.mT, query, out=share_of_key), alpha=scale)
+            _add(grad_keys, torch.bmm(grad_scores.mT, query, out=share_of_key), alpha=scale)
 
 
 def add_shares(totals: Sequence[Tensor], shares: Sequence[Tensor]) -> None:
