@@ -10,7 +10,7 @@ _MODULE_OF = {
     "fetch": "lightning_dalle.commands.fetch",
     "fit": "lightning_dalle.commands.trainer",
     "predict": "lightning_dalle.commands.trainer",
-    "quickstart": "lightning_dalle.quickstart.command",
+    "quickstart": "lightning_dalle.quickstart.pipeline",
     "sample": "lightning_dalle.commands.sample",
     "test": "lightning_dalle.commands.trainer",
     "tokenizer": "lightning_dalle.commands.tokenizer",

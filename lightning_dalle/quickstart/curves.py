@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
-from lightning_dalle.quickstart.results import Curves
+from lightning_dalle.quickstart.evaluation import Curves
 
 # Stand-ins that no drawing needs otherwise, replaced by the page's own colours.
 _COLOURS = {"#010203": "currentColor", "#010204": "var(--accent)", "#010205": "var(--second)"}

@@ -1,10 +1,15 @@
-"""What a recipe is evaluated on, and the metrics that the report shows."""
+"""Evaluation of a run: metrics, prompts, and the results that report and console show."""
 
+import csv
 import dataclasses
+import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import torch
 from jaxtyping import UInt8
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +17,7 @@ from torch import Tensor
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
 from lightning_dalle.quickstart.pictures import RankedPictures
+from lightning_dalle.quickstart.settings import RunFolder
 
 MAX_PSNR = 99.0
 """Stands for an image without any error, whose ratio is infinite."""
@@ -196,3 +202,45 @@ def reconstruction_metrics(
         )
         for position, (split, images) in enumerate(originals.items())
     ]
+
+
+Curves = dict[str, dict[int, float]]
+"""Name of a logged value -> update -> value."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Scores, pictures and curves of a run."""
+
+    metrics: list[EvaluationMetric]
+    details: dict[str, Any]
+    pictures: dict[str, Any]
+    curves: dict[str, Curves]
+    settings: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> "Results":
+        """Return those in the folder of a run whose pictures have been evaluated."""
+        scores = json.loads(folder.scores.read_text(encoding="utf-8"))
+        settings = json.loads((folder.path / "settings.json").read_text(encoding="utf-8"))
+        return cls(
+            metrics=[EvaluationMetric(**metric) for metric in scores["metrics"]],
+            details=scores["details"],
+            pictures=torch.load(folder.pictures, weights_only=True),
+            curves={stage: read_curves(folder.work(stage) / "logs") for stage in settings["recipes"]},
+            settings=settings,
+        )
+
+
+def read_curves(logs: Path) -> Curves:
+    """Chain the CSV logs of all attempts at a stage; where two saw the same update, the later one counts."""
+    curves: dict[str, dict[int, float]] = defaultdict(dict)
+    attempts = sorted(logs.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.split("_")[1]))
+    for attempt in attempts:
+        with attempt.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                # A killed attempt may have left half a row.
+                values = {name: text for name, text in row.items() if text and name not in (None, "epoch", "step")}
+                for name, text in values.items():
+                    curves[name][int(row["step"])] = float(text)
+    return {name: dict(sorted(curve.items())) for name, curve in curves.items()}

@@ -1,14 +1,16 @@
 """The stages one after the other; what is finished is skipped, what was interrupted goes on."""
 
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import auto_cli
 from rich.console import Console
 
-from lightning_dalle.quickstart.evaluation import print_metrics
+from lightning_dalle.quickstart.evaluation import Results, print_metrics
 from lightning_dalle.quickstart.expected_time import (
     TYPICAL_SECONDS,
     Pace,
@@ -19,7 +21,6 @@ from lightning_dalle.quickstart.expected_time import (
 from lightning_dalle.quickstart.machine import StageLog, describe_machine, measure_speed, training_precision
 from lightning_dalle.quickstart.rehearsal import rehearse
 from lightning_dalle.quickstart.report import write_report
-from lightning_dalle.quickstart.results import Results
 from lightning_dalle.quickstart.scoring import evaluate
 from lightning_dalle.quickstart.settings import DataName, RunFolder, Sampling, Settings, write_json
 from lightning_dalle.quickstart.training import data_module, last_checkpoint, train, train_tokenizer, updates_done
@@ -191,3 +192,12 @@ class Pipeline:
 
     def _stages_after(self, stage: str) -> tuple[str, ...]:
         return self.stages[self.stages.index(stage) + 1 :]
+
+
+def main() -> None:
+    """Run the whole recipe, or explain what is wrong with its arguments."""
+    try:
+        auto_cli(run_quickstart, args=sys.argv[2:], as_positional=False, prog="lightning-dalle quickstart")
+    except (ModuleNotFoundError, ValueError) as error:
+        print(f"lightning-dalle quickstart: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

@@ -10,8 +10,7 @@ from typing import Any
 from lightning_dalle.data.emoji import animated, openmoji
 from lightning_dalle.quickstart import report_pictures
 from lightning_dalle.quickstart.curves import draw_panels
-from lightning_dalle.quickstart.evaluation import EvaluationMetric
-from lightning_dalle.quickstart.results import Results
+from lightning_dalle.quickstart.evaluation import EvaluationMetric, Results
 from lightning_dalle.quickstart.settings import RunFolder, recipe_name
 
 STAGE_NAMES = {

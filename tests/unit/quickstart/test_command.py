@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lightning_dalle.quickstart import command
+from lightning_dalle.quickstart import pipeline
 from lightning_dalle.quickstart.settings import Sampling
 
 
@@ -23,7 +23,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         if output == "taken":
             raise ValueError("output (taken) holds a run with other settings")
 
-    monkeypatch.setattr(command, "run_quickstart", run_quickstart)
+    monkeypatch.setattr(pipeline, "run_quickstart", run_quickstart)
     return made
 
 
@@ -32,7 +32,7 @@ def test_arguments_of_the_command_are_those_of_the_function(
 ) -> None:
     line = "lightning-dalle quickstart --data shapes --output here --fresh true --sampling.num_prompts 4"
     monkeypatch.setattr(sys, "argv", [*line.split(), '--extra={"contrastive": ["--trainer.max_steps=3"]}'])
-    command.main()
+    pipeline.main()
     assert calls == [
         {
             "data": "shapes",
@@ -49,6 +49,6 @@ def test_what_is_wrong_is_said_without_a_traceback(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["lightning-dalle", "quickstart", "--output", "taken"])
     with pytest.raises(SystemExit) as stop:
-        command.main()
+        pipeline.main()
     assert stop.value.code == 2
     assert "lightning-dalle quickstart: error: output (taken) holds" in capsys.readouterr().err

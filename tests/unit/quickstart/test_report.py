@@ -9,9 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_dalle.quickstart.evaluation import EvaluationMetric
+from lightning_dalle.quickstart.evaluation import EvaluationMetric, Results
 from lightning_dalle.quickstart.report import render_report
-from lightning_dalle.quickstart.results import Results
 from lightning_dalle.quickstart.settings import TRAINED_STAGES
 
 STAGES = {

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from lightning_dalle.quickstart.results import read_curves
+from lightning_dalle.quickstart.evaluation import read_curves
 
 
 def write_log(logs: Path, attempt: int, text: str) -> None:
