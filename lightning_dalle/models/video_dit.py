@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -20,7 +21,7 @@ from lightning_dalle.models.video_blocks import (
     VideoTrunk,
     mean_of_words,
 )
-from lightning_dalle.ops.flow_matching import velocity_towards
+from lightning_dalle.ops.flow_matching import LEAST_TIME, velocity_towards
 from lightning_dalle.ops.patchify import Grid, patchify, token_grid, unpatchify
 from lightning_dalle.ops.rope import (
     Policies,
@@ -175,6 +176,7 @@ class VideoDiT(nn.Module):
         *,
         known_first: Bool[Tensor, " clips"] | None = None,
         policies: Policies | None = None,
+        least_time: float = LEAST_TIME,
     ) -> Tensor | list[Tensor]:
         """Return velocities in the shapes of the clips.
 
@@ -183,6 +185,7 @@ class VideoDiT(nn.Module):
             text: Features of captions; zeros are no caption.
             known_first: Clips whose first frame of tokens is data already, whatever their time.
             policies: Positions along time, height and width, instead of the configuration's.
+            least_time: What times are at least taken for where clean data are predicted; see `velocity_towards`.
 
         Raises:
             ValueError: If a clip does not fit the patches, or is larger than in training and no policy was chosen; or
@@ -227,7 +230,8 @@ class VideoDiT(nn.Module):
             for part, grid in zip(values, layout.grids, strict=True)
         ]
         if self.config.prediction == "clean":
-            outputs = list(map(velocity_towards, segments, outputs, layout.rows(times)))
+            towards = partial(velocity_towards, least_time=least_time)
+            outputs = list(map(towards, segments, outputs, layout.rows(times)))
         return outputs[0] if isinstance(clips, Tensor) else [output.squeeze(0) for output in outputs]
 
     def _embed_times(

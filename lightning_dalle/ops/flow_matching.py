@@ -8,7 +8,7 @@ from torch import Tensor
 
 TimestepDensity = Literal["uniform", "logit_normal"]
 LEAST_TIME = 0.05
-"""Where a velocity is told by the data that it leads to."""
+"""Least time that a velocity in training is divided by, where it is told by the data that it leads to."""
 
 
 def interpolate(
@@ -27,14 +27,21 @@ def velocity_target(
 
 
 def velocity_towards(
-    points: Float[Tensor, "batch *shape"], data: Float[Tensor, "batch *shape"], times: Float[Tensor, " batch"]
+    points: Float[Tensor, "batch *shape"],
+    data: Float[Tensor, "batch *shape"],
+    times: Float[Tensor, " batch"],
+    least_time: float = LEAST_TIME,
 ) -> Float[Tensor, "batch *shape"]:
     """Return the velocity of lines that lead from points at their times to data at 0: (points - data) / t.
 
     With the best guess of the data given each point it is the best guess of `velocity_target` (Li & He 2025, arXiv
-    2511.13720, section 4). Times below `LEAST_TIME` count as that much, so that errors are never magnified further.
+    2511.13720, section 4).
+
+    Args:
+        least_time: Times below it count as that much: in training errors are not magnified further. A sampler needs the
+            velocity itself, or it would stop short of the data.
     """
-    times = times.to(points.dtype).clamp(min=LEAST_TIME).view(-1, *[1] * (points.ndim - 1))
+    times = times.to(points.dtype).clamp(min=least_time).view(-1, *[1] * (points.ndim - 1))
     return (points - data) / times
 
 

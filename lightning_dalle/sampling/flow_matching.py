@@ -19,6 +19,9 @@ Solver = Literal["euler", "heun"]
 # dx/dt at a point of each sample, for one time that all share.
 Velocity = Callable[[Tensor, float], Tensor]
 
+# A sampler divides by no smaller time than its last step, and by none that is 0.
+_LEAST_SAMPLED_TIME = 1e-6
+
 
 def keyed_noise(
     seed: int, samples: Sequence[tuple[int, ...]], shape: tuple[int, ...], step: int = 0
@@ -52,12 +55,15 @@ def integrate(
     num_steps: int,
     solver: Solver = "euler",
     shift: float = 1.0,
+    predicts_data: bool = False,
     on_step: Callable[[], None] | None = None,
 ) -> Float[Tensor, "samples *shape"]:
-    """Data that the flow carries the noise to.
+    """Return the data that the flow carries the noise to.
 
     Args:
         solver: `heun` looks at the velocity twice a step, and is exact to second order.
+        predicts_data: The velocity leads towards data that a network predicts, and has no value at them: the last step
+            of `heun` is then Euler's, which ends at the prediction.
         on_step: Called after each step.
 
     Raises:
@@ -69,7 +75,7 @@ def integrate(
     points, times = noise, sampling_times(num_steps, shift).tolist()
     for now, after in pairwise(times):
         slope = velocity(points, now)
-        if solver == "heun":
+        if solver == "heun" and not (predicts_data and after == 0):
             slope = (slope + velocity(points + (after - now) * slope, after)) / 2
         points = points + (after - now) * slope
         if on_step is not None:
@@ -128,7 +134,9 @@ def sample_latents(
     def evaluate(points: Tensor, time: float, features: Tensor) -> Tensor:
         times = torch.full((len(points),), time, dtype=points.dtype, device=points.device)
         given = None if known is None else known.repeat(len(points) // len(known))
-        velocities = network(points, times, features, known_first=given, policies=policies)
+        velocities = network(
+            points, times, features, known_first=given, policies=policies, least_time=_LEAST_SAMPLED_TIME
+        )
         assert isinstance(velocities, Tensor)
         return velocities.to(points.dtype)
 
@@ -143,4 +151,12 @@ def sample_latents(
 
     # Not inference mode, in which autocast would cast every weight again at every step.
     with torch.no_grad():
-        return integrate(velocity, noise, num_steps=num_steps, solver=solver, shift=shift, on_step=on_step)
+        return integrate(
+            velocity,
+            noise,
+            num_steps=num_steps,
+            solver=solver,
+            shift=shift,
+            predicts_data=network.config.prediction == "clean",
+            on_step=on_step,
+        )

@@ -57,6 +57,19 @@ def test_velocities_towards_the_best_guess_of_the_data_lead_to_the_same_end() ->
     torch.testing.assert_close(arrived, integrate(_velocity, noise, num_steps=20), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("num_steps", [1, 2, 5, 30, 100])
+@pytest.mark.parametrize("solver", ["euler", "heun"])
+def test_a_perfect_prediction_of_clean_data_is_reached_in_any_number_of_steps(solver: Solver, num_steps: int) -> None:
+    noise, data = torch.randn(100, 1, dtype=torch.float64), torch.tensor(0.3, dtype=torch.float64)
+
+    def towards(points: torch.Tensor, time: float) -> torch.Tensor:
+        times = torch.full((len(points),), time, dtype=points.dtype)
+        return velocity_towards(points, data.expand_as(points), times, least_time=1e-6)
+
+    arrived = integrate(towards, noise, num_steps=num_steps, solver=solver, predicts_data=True)
+    torch.testing.assert_close(arrived, data.expand_as(noise), rtol=0, atol=1e-12)
+
+
 def test_each_step_is_told() -> None:
     steps: list[int] = []
     integrate(_velocity, torch.zeros(1, 1), num_steps=5, on_step=lambda: steps.append(1))
