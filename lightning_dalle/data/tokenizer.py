@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Int
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 
 PADDING = "<padding>"
@@ -53,14 +53,24 @@ class CaptionTokenizer:
         """Learn merges from captions. Few captions give fewer words than `vocabulary_size`.
 
         Raises:
+            TypeError: `captions` is one string.
             ValueError: `vocabulary_size` has no room for padding and the 256 bytes, or there is no caption.
         """
         if vocabulary_size < MIN_VOCABULARY_SIZE:
             raise ValueError(
                 f"vocabulary_size ({vocabulary_size}) must be at least {MIN_VOCABULARY_SIZE}: padding and 256 bytes"
             )
+        _refuse_one_string(captions)
         library = Tokenizer(models.BPE())
-        library.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+        library.normalizer = normalizers.Sequence(
+            [
+                normalizers.NFC(),
+                normalizers.Lowercase(),
+                # Prompts and captions of files are to differ in nothing but their words.
+                normalizers.Replace(Regex(r"\s+"), " "),
+                normalizers.Strip(),
+            ]
+        )
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         trainer = trainers.BpeTrainer(
             vocab_size=vocabulary_size,
@@ -135,8 +145,10 @@ class CaptionTokenizer:
             seed: With dropout, keys the choice; the same seed, position and caption give the same ids.
 
         Raises:
+            TypeError: `captions` is one string.
             ValueError: dropout is outside [0, 1), or comes without a seed.
         """
+        _refuse_one_string(captions)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout ({dropout}) must be at least 0 and below 1, such as the paper's 0.1")
         if dropout and seed is None:
@@ -153,9 +165,7 @@ class CaptionTokenizer:
 
     def _split(self, caption: str) -> list[str]:
         """Return the caption lower-cased and split into words of byte symbols."""
-        # A lone surrogate (a file name, broken JSON) has no UTF-8 form.
-        text = caption.encode("utf-8", "replace").decode("utf-8")
-        normalized = self._library.normalizer.normalize_str(text)
+        normalized = self._library.normalizer.normalize_str(_well_formed(caption))
         return [word for word, _ in self._library.pre_tokenizer.pre_tokenize_str(normalized)]
 
     def _encode_word(self, word: str, dropout: float, chance: random.Random | None) -> Sequence[int]:
@@ -201,4 +211,14 @@ class _Counted:
     def __iter__(self) -> Iterator[str]:
         for caption in self.captions:
             self.count += 1
-            yield caption.encode("utf-8", "replace").decode("utf-8")
+            yield _well_formed(caption)
+
+
+def _well_formed(caption: str) -> str:
+    """Return the caption without lone surrogates (of a file name, of broken JSON), which have no UTF-8 form."""
+    return caption.encode("utf-8", "replace").decode("utf-8")
+
+
+def _refuse_one_string(captions: Iterable[str]) -> None:
+    if isinstance(captions, str):
+        raise TypeError(f"captions ({captions!r}) must be several strings; put one caption into a list")

@@ -141,6 +141,21 @@ def test_training_is_repeatable() -> None:
     assert CaptionTokenizer.train(CAPTIONS * 3, 340).to_json() == TOKENIZER.to_json()
 
 
+@pytest.mark.parametrize("caption", ["a red diamond\n", "\ta red  diamond ", "a\u00a0red diamond"])
+def test_white_space_around_and_between_words_makes_no_difference(caption: str) -> None:
+    assert torch.equal(TOKENIZER.encode([caption], 8), TOKENIZER.encode(["a red diamond"], 8))
+    spaced = [word.replace(" ", "  ") + "\n" for word in CAPTIONS * 3]
+    assert CaptionTokenizer.train(spaced, 340).to_json() == TOKENIZER.to_json()
+
+
+def test_one_string_is_not_taken_for_its_letters() -> None:
+    for use in (lambda: TOKENIZER.encode("a red cat", 4), lambda: CaptionTokenizer.train("a red cat")):
+        with pytest.raises(
+            TypeError, match=r"captions \('a red cat'\) must be several strings; put one caption into a"
+        ):
+            use()
+
+
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ValueError, match=r"vocabulary_size \(256\) must be at least 257"):
         CaptionTokenizer.train(CAPTIONS, 256)
