@@ -5,6 +5,8 @@ import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -13,6 +15,8 @@ from torchvision.utils import make_grid, save_image
 
 from lightning_dalle.lightning_modules.contrastive_module import ContrastiveModule
 from lightning_dalle.lightning_modules.text_to_image_module import TextToImageModule
+
+Loaded = TypeVar("Loaded", TextToImageModule, ContrastiveModule)
 
 
 def main() -> None:
@@ -23,9 +27,10 @@ def main() -> None:
         path = getattr(arguments, name)
         if path is not None and not path.is_file():
             parser.error(f"argument --{name}: there is no file {path}")
-    module = TextToImageModule.load_from_checkpoint(
-        arguments.checkpoint, map_location=arguments.device, weights_only=True
-    ).eval()
+    # Everything that may be wrong with the arguments comes before drawing, which takes long.
+    _check_device_and_folder(parser, arguments)
+    module = _load(parser, TextToImageModule, "checkpoint", arguments)
+    reranker = None if arguments.reranker is None else _load(parser, ContrastiveModule, "reranker", arguments)
     try:
         images = module.generate(
             arguments.captions,
@@ -39,12 +44,38 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     scores = None
-    if arguments.reranker is not None:
-        reranker = ContrastiveModule.load_from_checkpoint(
-            arguments.reranker, map_location=arguments.device, weights_only=True
-        ).eval()
+    if reranker is not None:
         images, scores = rank_best_first(images, _scores(reranker, images, arguments.captions))
     print(_save(images, scores, arguments))
+
+
+def _check_device_and_folder(parser: ArgumentParser, arguments: Namespace) -> None:
+    try:
+        torch.empty(0, device=arguments.device)
+    except (AssertionError, RuntimeError) as error:
+        parser.error(f"argument --device: {arguments.device!r} cannot be used: {_first_line(error)}")
+    try:
+        torch.Generator().manual_seed(arguments.seed)
+    except (OverflowError, RuntimeError, ValueError):
+        parser.error(f"argument --seed: {arguments.seed} must be a number of 64 bits")
+    try:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"argument --output: {arguments.output} cannot be a folder: {error.strerror}")
+
+
+def _load(parser: ArgumentParser, kind: type[Loaded], name: str, arguments: Namespace) -> Loaded:
+    """Return the module of a checkpoint; what is none ends the command with one sentence."""
+    path = getattr(arguments, name)
+    try:
+        return kind.load_from_checkpoint(path, map_location=arguments.device, weights_only=True).eval()
+    # Whatever files of others lack, or hold that is no tensor.
+    except (AttributeError, EOFError, KeyError, OSError, RuntimeError, TypeError, UnpicklingError, ValueError) as error:
+        parser.error(f"argument --{name}: {path} is no checkpoint of a {kind.__name__}: {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def rank_best_first(

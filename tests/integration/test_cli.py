@@ -1,4 +1,5 @@
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -160,6 +161,36 @@ def test_sample_without_reranker_keeps_the_order_of_drawing(trained: Path, tmp_p
         run("sample", "--checkpoint", checkpoint, *draw, "--output", tmp_path / output)
     assert json.loads((tmp_path / "first" / "samples.json").read_text()) == [{"caption": "a large red diamond"}]
     assert (tmp_path / "first" / "grid.png").read_bytes() == (tmp_path / "second" / "grid.png").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("--reranker", "DISCRETE_VAE"), r"--reranker: .* is no checkpoint of a ContrastiveModule"),
+        (("--reranker", "TEXT"), r"--reranker: .* is no checkpoint of a ContrastiveModule"),
+        (("--checkpoint", "DISCRETE_VAE"), r"--checkpoint: .* is no checkpoint of a TextToImageModule"),
+        (("--output", "TEXT"), r"--output: .* cannot be a folder"),
+        (("--device", "nosuch"), r"--device: 'nosuch' cannot be used"),
+        (("--seed", str(10**30)), r"--seed: 10+ must be a number of 64 bits"),
+    ],
+)
+def test_sample_says_what_is_wrong_before_it_draws(
+    wrong: tuple[str, str], message: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("not a checkpoint")
+    files = {"DISCRETE_VAE": checkpoint_of(trained / "discrete_vae"), "TEXT": tmp_path / "text"}
+    options = {
+        "--checkpoint": checkpoint_of(trained / "text_to_image"),
+        "--output": tmp_path / "samples",
+        "--device": "cpu",
+        wrong[0]: files.get(wrong[1], wrong[1]),
+    }
+    with pytest.raises(SystemExit) as stop:
+        run("sample", "--captions", "red", *(part for option in options.items() for part in option))
+    shown = capsys.readouterr()
+    assert stop.value.code == 2
+    assert re.search(message, shown.err.replace("\n", " "))
+    assert "Drawing" not in shown.out + shown.err
 
 
 def test_ranking_is_stable_among_equal_scores() -> None:
