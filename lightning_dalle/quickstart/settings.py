@@ -178,20 +178,31 @@ class RunFolder:
         """Where a stage of training keeps logs and the checkpoint that it resumes from."""
         return self.path / stage
 
+    def _delete_run(self) -> None:
+        stages = dict.fromkeys(stage for trained in TRAINED_STAGES.values() for stage in trained)
+        for folder in (*map(self.work, stages), self.path / "wandb"):
+            shutil.rmtree(folder, ignore_errors=True)
+        names = ("tokenizer.json", "pictures.pt", "scores.json", "metrics.json", "report.html", "stages.json")
+        checkpoints = (self.checkpoint(stage).name for stage in stages)
+        # The settings last: what is interrupted here is still known as a run.
+        for name in (*names, *checkpoints, "settings.json"):
+            (self.path / name).unlink(missing_ok=True)
+
     def claim(self, settings: Settings, fresh: bool) -> None:
         """Take the folder for a run with these settings, or take an interrupted one up.
 
         Args:
-            fresh: Delete an earlier run first.
+            fresh: Delete the files of an earlier run first, and nothing else.
 
         Raises:
             ValueError: If the folder holds a run with other settings, or something else.
         """
         file = self.path / "settings.json"
-        if fresh and file.is_file():
-            shutil.rmtree(self.path)
-        if not file.is_file():
-            if self.path.exists() and any(self.path.iterdir()):
+        held_run = _is_of_quickstart(file)
+        if fresh and held_run:
+            self._delete_run()
+        if fresh or not held_run:
+            if not held_run and self.path.exists() and any(self.path.iterdir()):
                 raise ValueError(f"output ({self.path}) is not empty and holds no quickstart; choose another --output")
             self.path.mkdir(parents=True, exist_ok=True)
             write_json(file, {**settings.as_mapping(), "group": f"quickstart-{uuid.uuid4().hex[:8]}"})
@@ -203,6 +214,15 @@ class RunFolder:
                 f"output ({self.path}) holds a run with other settings ({', '.join(changed)}); "
                 "choose another --output, or delete that run with --fresh=true"
             )
+
+
+def _is_of_quickstart(file: Path) -> bool:
+    """Return whether a file holds the settings of a run; other programs keep a settings.json, too."""
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(stored, dict) and str(stored.get("group", "")).startswith("quickstart-") and "recipes" in stored
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

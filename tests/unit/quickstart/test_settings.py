@@ -74,6 +74,24 @@ def test_fresh_deletes_an_earlier_run(tmp_path: Path) -> None:
     assert [path.name for path in folder.path.iterdir()] == ["settings.json"]
 
 
+def test_fresh_deletes_nothing_but_a_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.claim(Settings(data="shapes"), fresh=False)
+    (tmp_path / "notes.txt").write_text("three years of work")
+    (tmp_path / "discrete_vae").mkdir()
+    folder.checkpoint("discrete_vae").write_text("weights")
+    folder.claim(Settings(data="openmoji"), fresh=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "settings.json"]
+
+
+def test_the_settings_of_another_program_are_no_run(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text('{"editor.fontSize": 12}')
+    for fresh in (False, True):
+        with pytest.raises(ValueError, match="is not empty and holds no quickstart"):
+            RunFolder(tmp_path).claim(Settings(data="shapes"), fresh)
+    assert (tmp_path / "settings.json").read_text() == '{"editor.fontSize": 12}'
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, fresh: bool) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
