@@ -58,6 +58,11 @@ Source = TypeVar("Source", bound=CaptionedSource, contravariant=True)
 class Transform(Protocol[Source]):
     """What becomes of a sample of a source: a mapping with a `caption`, and what it describes."""
 
+    @property
+    def is_random(self) -> bool:
+        """Whether it makes use of a generator, which takes longer to make than a small picture to draw."""
+        ...
+
     def __call__(self, source: Source, index: int, generator: np.random.Generator | None) -> dict[str, Any]:
         """Return the sample; without a generator, which is that of training, nothing is random."""
         ...
@@ -80,6 +85,11 @@ class ImageTransform:
         self.image_size = image_size
         self.augmentation = augmentation_named(augmentation)
 
+    @property
+    def is_random(self) -> bool:
+        """Whether there is an augmentation."""
+        return self.augmentation is not None
+
     def __call__(self, source: ImageSource, index: int, generator: np.random.Generator | None) -> dict[str, Any]:
         """Return `image`, uint8 [3, S, S], and `caption`."""
         image, caption = source.sample(index)
@@ -92,6 +102,8 @@ class ImageTransform:
 
 class ClipTransform:
     """Clips as their source gives them, cropped at random from longer ones in training."""
+
+    is_random = True
 
     def __call__(self, source: ClipSource, index: int, generator: np.random.Generator | None) -> dict[str, Any]:
         """Return `video`, uint8 [3, T, H, W], and `caption`."""
@@ -136,7 +148,8 @@ class CaptionedDataset(Dataset, Generic[Source]):
 
     def __getitem__(self, key: int | tuple[int, int]) -> dict[str, Any]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        generator = keyed_numpy_generator(self.seed, epoch, index, CROP) if self.training else None
+        is_random = self.training and self.transform.is_random
+        generator = keyed_numpy_generator(self.seed, epoch, index, CROP) if is_random else None
         sample = self.transform(self.source, index, generator)
         if self._negatives is not None:
             sample["negative_caption"] = self._negatives.negative_caption(index)
