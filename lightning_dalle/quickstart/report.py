@@ -99,7 +99,7 @@ def _metrics(metrics: list[EvaluationMetric]) -> str:
     rows = "\n".join(map(_metric_row, sorted(metrics, key=lambda metric: metric.target is None)))
     return f"""<h2>Metrics</h2>
 <div class="scroll"><table>
-<tr><th>Figure</th><th class="number">n</th><th class="number">Value</th><th class="number">Target</th><th></th></tr>
+<tr><th>Metric</th><th class="number">n</th><th class="number">Value</th><th class="number">Target</th><th></th></tr>
 {rows}
 </table></div>"""
 
